@@ -31,9 +31,9 @@ demo: $(SETUP)
 	$(BIN)/python jobs/demo.py
 
 # Two parts at a time, the longest first, so that both processors have work until the end.
-test: check
+test: $(SETUP)
 	@$(MAKE) --no-print-directory -j2 --output-sync=line \
-	    integration-brokers unit integration-spark integration-jobs loopback faults-quick
+	    check integration-brokers unit integration-spark integration-jobs loopback faults-quick
 
 test-all: test sanitizers integration-slow
 
@@ -72,12 +72,13 @@ integration-spark: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/sink -q -m 'not slow'
 
 integration-jobs: $(SETUP)
-	$(BIN)/python -m pytest tests/integration/jobs tests/integration/benchmarks tests/integration/test_readme_examples.py -q -m 'not slow'
+	$(BIN)/python -m pytest tests/integration/jobs tests/integration/test_readme_examples.py -q -m 'not slow'
 
-# What takes minutes: beside Spark's own sink, on clusters, killed and started again.
+# What takes minutes (beside Spark's own sink, on clusters, killed and started again), and the scripts of benchmarks/.
 integration-slow: $(SETUP)
 	$(BIN)/python -m pytest tests/unit -q -m slow
-	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink tests/integration/benchmarks -q -m slow
+	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink -q -m slow
+	$(BIN)/python -m pytest tests/integration/benchmarks -q
 	$(BIN)/python -m pytest tests/integration/parity -q
 	$(BIN)/python -m pytest tests/integration/deploy -q
 	$(BIN)/python -m pytest tests/integration/exactly_once --ignore tests/integration/exactly_once/test_kills.py -q
@@ -127,7 +128,7 @@ compare: measured
 microbenchmark: $(SETUP)
 	$(BIN)/python benchmarks/microbenchmark.py
 
-# What a batch of exactly-once delivery costs: requests, bytes, control records, latency (docs/exactly-once.md).
+# What a batch of exactly-once delivery costs: requests, bytes, control records, latency (docs/performance.md).
 exactly-once-cost: $(SETUP)
 	$(BIN)/python benchmarks/exactly_once_cost.py
 

@@ -33,5 +33,5 @@ def path_in_a_folder(text: str) -> Path:
 def file_to_write(text: str) -> Path:
     path = path_in_a_folder(text)
     if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is a folder: a file is wanted")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a file, not a folder")
     return path

@@ -336,7 +336,7 @@ class Option(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         name, equals, value = values.partition("=")
         if not equals:
-            parser.error(f"{option_string} {values}: NAME=VALUE is wanted")
+            parser.error(f"{option_string} {values} must be NAME=VALUE")
         setattr(namespace, self.dest, {**getattr(namespace, self.dest), name: value})
 
 

@@ -36,7 +36,9 @@ class Cell:
                 cell = cls(key == "keyed", codec, int(partitions), int(size))
                 if cell.partitions > 0 and cell.value_bytes >= 40:
                     return cell
-        raise ValueError(f"{text!r}: keyed or unkeyed, {', '.join(CODECS)}, partitions, 40 or more bytes are wanted")
+        raise ValueError(
+            f"{text!r} must be keyed or unkeyed, one of {', '.join(CODECS)}, partitions, and 40 or more bytes"
+        )
 
     def __str__(self) -> str:
         return f"{'keyed' if self.is_keyed else 'unkeyed'}-{self.codec}-{self.partitions}-{self.value_bytes}"

@@ -85,9 +85,7 @@ def cells(text: str) -> list[tuple[str, int]]:
     for name in text.split(","):
         codec, _, partitions = name.partition("-")
         if codec not in CODECS:
-            raise argparse.ArgumentTypeError(
-                f"{name!r}: a codec ({', '.join(CODECS)}), a hyphen and partitions are wanted"
-            )
+            raise argparse.ArgumentTypeError(f"{name!r} must be a codec ({', '.join(CODECS)}), a hyphen and partitions")
         found.append((codec, at_least_one(partitions)))
     return found
 

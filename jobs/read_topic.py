@@ -173,9 +173,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--committed", action="store_true", help="leave out records of open and aborted transactions")
     given = parser.parse_args(arguments)
     if given.output is not None and given.output.suffix not in (".parquet", ".json"):
-        parser.error(f"--output {given.output}: a name ending in .parquet or .json is wanted")
+        parser.error(f"--output {given.output} must end in .parquet or .json")
     if given.limit < 0:
-        parser.error(f"--limit {given.limit}: 0 or more is wanted")
+        parser.error(f"--limit {given.limit} must be 0 or more")
     console = Console()
     try:
         records = read_topic(given.bootstrap_servers, given.topic, given.committed)

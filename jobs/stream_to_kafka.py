@@ -133,7 +133,7 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         for item in given[flag]:
             name, equals, value = item.partition("=")
             if not equals:
-                raise UsageError(f"{flag} {item.split()[0] if item.split() else ''} …: NAME=VALUE is wanted.")
+                raise UsageError(f"{flag} {item.split()[0] if item.split() else ''} … must be NAME=VALUE.")
             settings[prefix + name] = value
     check(settings)
     return Settings(settings, given["verbose"], given["grace"])
@@ -147,7 +147,7 @@ def check(settings: Mapping[str, str]) -> None:
                 raise UsageError(f"There is no setting {name}. The nearest one is {meant}.")
             raise UsageError(f"There is no setting {name}, and no setting has a similar name: leave it out.")
     if settings["interface"] not in INTERFACES:
-        raise UsageError(f"interface={settings['interface']}: {' or '.join(INTERFACES)} is wanted.")
+        raise UsageError(f"interface={settings['interface']} must be {' or '.join(INTERFACES)}.")
     if settings.get("delivery.guarantee", AT_LEAST_ONCE) != AT_LEAST_ONCE:
         raise UsageError(
             f"delivery.guarantee={settings['delivery.guarantee']} is not to be had here: {' and '.join(INTERFACES)}"

@@ -88,7 +88,7 @@ class CoordinatorApi(ABC, Generic[Item, Value]):
 
     @abstractmethod
     def answers(self, items: Sequence[Item], body: Message) -> Mapping[Item, Value | KafkaError]:
-        """What a response says of the items; what it does not mention is asked again."""
+        """Return the response's answer for each item. Items that it does not mention are requested again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class _Call(Generic[Item, Value]):
     items: Sequence[Item]
     timer: Timer
     waiting: deque[Item] = field(default_factory=deque)
-    """Those that were never asked about."""
+    """The items that were never requested."""
     works: dict[Item, _Work[Item]] = field(default_factory=dict)
     outcomes: dict[Item, Outcome[Value]] = field(default_factory=dict)
     flights: list[_Flight] = field(default_factory=list)
@@ -263,7 +263,7 @@ class _Call(Generic[Item, Value]):
         return not self.works and not self.waiting
 
     def _left(self) -> list[_Work[Item]]:
-        """What has no outcome yet, asked about or not."""
+        """The items without an outcome, requested or not."""
         self.works |= {item: _Work(item) for item in self.waiting}
         self.waiting.clear()
         return list(self.works.values())
@@ -325,7 +325,7 @@ class _Call(Generic[Item, Value]):
         return 0 if self.waiting else max(min(idle, default=FOREVER_MS) - self.timer.now_ms, 0)
 
     def should_block(self) -> bool:
-        """Whether nothing has come; makes this a PollCondition."""
+        """Return whether no response has come, as a PollCondition."""
         return not any(future.is_done() for future in self._futures())
 
     def _futures(self) -> Iterable[RequestFuture[ClientResponse]]:
@@ -396,7 +396,7 @@ class _Call(Generic[Item, Value]):
         del self.works[work.item]
 
     def give_up(self) -> None:
-        """Time has run out for what is left."""
+        """The timer expired before these items had an outcome."""
         self._doubt_what_is_on_its_way()
         failure = self.calls.metadata.connection_failure
         for work in self._left():
@@ -409,7 +409,7 @@ class _Call(Generic[Item, Value]):
                 work.is_in_doubt = True
 
     def _named(self, error: KafkaError, work: _Work[Item], node: Node | None) -> KafkaError:
-        """The error with the item, the node and what to do in its text."""
+        """Return the error with the item, the node and the remedy in its text."""
         place = self.api.describe(work.item)
         if node is not None and str(node) not in place:
             place += f", asked of node {node}"
@@ -417,7 +417,7 @@ class _Call(Generic[Item, Value]):
 
 
 def _take_done(entries: list[_Entry], future: Callable[[_Entry], RequestFuture[ClientResponse]]) -> list[_Entry]:
-    """The entries whose future is done, taken out of the list."""
+    """Remove and return the entries whose future is done."""
     done = [entry for entry in entries if future(entry).is_done()]
     entries[:] = [entry for entry in entries if not any(entry is each for each in done)]
     return done

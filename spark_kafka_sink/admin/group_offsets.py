@@ -33,7 +33,7 @@ GroupCommits = dict[TopicPartition, CommittedOffset | None]
 
 
 class GroupOffsets:
-    """The calls. Each returns when everything is known, or when the timer has run out."""
+    """The calls. Each returns when all answers have come, or when the timer has expired."""
 
     def __init__(self, calls: CoordinatorCalls) -> None:
         self._calls = calls
@@ -85,7 +85,7 @@ class _OffsetFetch(CoordinatorApi[_Wanted, GroupCommits]):
 
 
 def _committed(wanted: _Wanted, group: Message) -> GroupCommits | KafkaError:
-    """The group's offsets, or the first error in its answer; an unstable offset counts after any other."""
+    """Return the group's offsets, or the first error in its answer. An unstable offset counts last."""
     codes: list[tuple[int, TopicPartition | None]] = [(int(group.error_code), None)]
     found: GroupCommits = {}
     for topic in group.topics:

@@ -35,7 +35,7 @@ from spark_kafka_sink.record.encoder import encode_rows
 
 _ALL_REPLICAS: Final = -1
 _CODEC: Final = codec_for("gzip")
-"""What is written says the same of many tasks, and must not outgrow the topic's max.message.bytes."""
+"""A decision lists many similar tasks, and must stay below the topic's max.message.bytes."""
 
 
 class RecordWriter:

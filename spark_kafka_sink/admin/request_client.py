@@ -67,18 +67,18 @@ class RequestFuture(Generic[T]):
         return self._error is not None
 
     def should_block(self) -> bool:
-        """Whether it is worth waiting; makes a future a `PollCondition`."""
+        """Return whether to wait, as a `PollCondition`."""
         return not self._is_done
 
     @property
     def error(self) -> KafkaError:
-        """Why it failed. Raises IllegalStateError where it did not, or not yet."""
+        """The error of the failure. Raises IllegalStateError if the future has not failed."""
         if self._error is None:
             raise IllegalStateError("The request has not failed.")
         return self._error
 
     def value(self) -> T:
-        """The value; raises the error where it failed, IllegalStateError where it is not done."""
+        """Return the value. Raises the error of a failure, or IllegalStateError if the future is not done."""
         if not self._is_done:
             raise IllegalStateError("The request is not done.")
         if self._error is not None:
@@ -86,7 +86,7 @@ class RequestFuture(Generic[T]):
         return self._value  # type: ignore[return-value]  # set by `complete`, and None may be a value
 
     def complete(self, value: T) -> None:
-        """Set the value. Raises IllegalStateError where it is done already."""
+        """Set the value. Raises IllegalStateError if the future is done."""
         self._finish(value, None)
 
     def fail(self, error: KafkaError) -> None:
@@ -105,7 +105,7 @@ class RequestFuture(Generic[T]):
 
 
 class PollCondition(Protocol):
-    """Says whether a poll that has nothing to do should wait."""
+    """Decides whether a poll that has nothing to do should wait."""
 
     def should_block(self) -> bool: ...
 
@@ -135,14 +135,14 @@ class UnsentRequests:
         return queue[0] if queue else None
 
     def take_first(self, node: Node) -> None:
-        """Take out what `first` gave."""
+        """Remove the request that `first` returned."""
         self._queues[node].popleft()
 
     def take_all(self, node: Node) -> deque[UnsentRequest]:
         return self._queues.pop(node, deque())
 
     def take_expired(self, now_ms: int) -> list[UnsentRequest]:
-        """Take out those that have waited longer than their timeout."""
+        """Remove and return the requests that have waited longer than their timeout."""
         expired: list[UnsentRequest] = []
         for node, queue in self._queues.items():
             waiting: deque[UnsentRequest] = deque()
@@ -282,7 +282,7 @@ class RequestClient:
         return min(timer.remaining_ms, delay_ms, longest_ms)
 
     def _try_send(self, now_ms: int) -> int:
-        """Send to every node that is ready. Returns the time after which a node that is not may be."""
+        """Send to every node that is ready. Return the ms after which another node may be ready."""
         delay_ms = MAX_POLL_MS
         for node in self._unsent.nodes():
             delay_ms = min(delay_ms, self._client.poll_delay_ms(node, now_ms))
@@ -316,7 +316,7 @@ class RequestClient:
 
 
 def _error_of(response: ClientResponse) -> KafkaError | None:
-    """The error that stands for what became of a request, None where it was answered."""
+    """Return the error of a request that was not answered, None if it was answered."""
     if response.authentication_error is not None:
         return response.authentication_error
     if response.timed_out:

@@ -58,7 +58,7 @@ class PartitionRecords(NamedTuple):
 
 
 class _Patience:
-    """The limit in time without progress, and why there was none."""
+    """The limit of time without progress, and the last error."""
 
     def __init__(self, clock: Clock, limit_ms: int) -> None:
         self._clock = clock
@@ -131,7 +131,7 @@ class TopicReader:
         self._limits = limits
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """The topic's partitions. Raises UnknownTopicOrPartitionError where it is not there within the limit."""
+        """Return the topic's partitions. Raises UnknownTopicOrPartitionError if it does not appear within the limit."""
         self._metadata.add_topics([topic])
         patience = _Patience(self._clock, self._timeout_ms)
         while not (infos := self._metadata.fetch().partitions_for_topic(topic)):
@@ -195,7 +195,7 @@ class TopicReader:
         isolation_level: int = READ_UNCOMMITTED,
         start: Mapping[TopicPartition, int] | None = None,
     ) -> Iterator[PartitionRecords]:
-        """`read` of these partitions alone, of topics that metadata follows already."""
+        """Read only these partitions. Metadata must already include their topics."""
         ends = self.offsets(partitions, LATEST_TIMESTAMP, isolation_level)
         positions = {known: offset for known, offset in (start or {}).items() if known in ends}
         positions |= self.offsets([known for known in partitions if known not in positions], EARLIEST_TIMESTAMP)
@@ -220,7 +220,7 @@ class TopicReader:
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _by_leader(self, partitions: Iterable[TopicPartition]) -> list[tuple[Node, list[TopicPartition]]]:
-        """The partitions by leader. Those without one are left out, and an update asked for."""
+        """Return the partitions by leader. Those without a leader are left out, and an update is requested."""
         found: dict[Node, list[TopicPartition]] = {}
         for topic_partition in partitions:
             leader = self._metadata.current_leader(topic_partition).leader
@@ -263,7 +263,7 @@ class TopicReader:
         asked: Sequence[TopicPartition],
         patience: _Patience,
     ) -> Iterator[PartitionRecords]:
-        """The records of an answer. Partitions that failed wait before they are asked for again."""
+        """Return the records of an answer. Partitions that failed wait before the next request."""
         unanswered = set(asked)
         for topic_partition, answer in _answers(future, patience, "responses", "topic"):
             if topic_partition not in unanswered:
@@ -304,7 +304,7 @@ def _answers(
 def _records(
     reading: _Reading, topic_partition: TopicPartition, answer: Message, limits: BatchLimits
 ) -> list[DecodedRecord]:
-    """The records between position and end, and the position moved past them."""
+    """Return the records between position and end, and move the position past them."""
     position, end = reading.positions[topic_partition], reading.ends[topic_partition]
     found: list[DecodedRecord] = []
     aborted: list[AbortedTransaction] = []
@@ -385,7 +385,7 @@ class TopicTail:
             window *= 8
 
     def _stable_end(self, topic_partition: TopicPartition, timer: Timer) -> int:
-        """The end of now, once nothing before it is open."""
+        """Return the current end, after every transaction before it has ended."""
         wanted = [topic_partition]
         end = self.list_offsets(wanted, LATEST_TIMESTAMP, timer)[topic_partition]
         while (stable := self.list_offsets(wanted, LATEST_TIMESTAMP, timer, READ_COMMITTED)[topic_partition]) < end:
@@ -453,7 +453,7 @@ class AbortedTransaction(NamedTuple):
 
 
 def is_abort_marker(batch: DecodedBatch) -> bool:
-    """Whether the batch ends a transaction that was aborted."""
+    """Return whether the batch ends an aborted transaction."""
     if not batch.is_control or not batch.records:
         return False
     key = batch.records[0].key

@@ -104,7 +104,7 @@ class TopicCreation:
 
     @property
     def cluster(self) -> Cluster:
-        """What was heard last of the nodes and of the topics that were asked for. Asks nothing."""
+        """Return the last known nodes and topics. Sends nothing."""
         return self._metadata.fetch()
 
     def wait_for(self, topic: str, timer: Timer) -> int:
@@ -141,7 +141,7 @@ class TopicCreation:
         )
 
     def count(self, topic: str, timer: Timer) -> int:
-        """The topic's number of partitions; 0 where the cluster does not have it. Raises KafkaTimeoutError."""
+        """Return the topic's number of partitions, 0 if the cluster does not have it. Raises KafkaTimeoutError."""
         self._metadata.add_topics([topic])
         if not self._client.await_metadata_update(timer):
             why = self._metadata.connection_failure or "No answer came."

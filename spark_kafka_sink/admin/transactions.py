@@ -51,7 +51,7 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
 class Transactions:
-    """The calls. Each returns when everything is known, or when the timer has run out."""
+    """The calls. Each returns when all answers have come, or when the timer has expired."""
 
     def __init__(self, calls: CoordinatorCalls) -> None:
         self._calls = calls
@@ -79,7 +79,7 @@ class Transactions:
         timer: Timer,
         held: ProducerIdAndEpoch | None = None,
     ) -> dict[str, Outcome[ProducerIdAndEpoch]]:
-        """`init_producer_id` of many at once, each with its own outcome."""
+        """Call `init_producer_id` for many ids at once, each with its own outcome."""
         claimed = held or NO_PRODUCER
         requests = [InitProducerIdRequest(each, transaction_timeout_ms, *claimed) for each in transactional_ids]
         outcomes = self._calls.run(_InitProducerId(), requests, timer)
@@ -142,7 +142,7 @@ class Transactions:
         return [found[transactional_id] for transactional_id in sorted(found)]
 
     def _brokers(self, timer: Timer) -> Sequence[Node]:
-        """The brokers that are live now."""
+        """Return the brokers that are live now."""
         if not self._calls.client.await_metadata_update(timer):
             why = self._calls.metadata.connection_failure or "No answer came."
             raise KafkaTimeoutError(

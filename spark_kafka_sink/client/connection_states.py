@@ -44,7 +44,7 @@ class _Addresses:
         self._last_tried: Address | None = None
 
     def current(self) -> Address:
-        """The address to try now; resolves the host where no address is left. Raises what the resolver raises."""
+        """The address to try now. Resolves the host if no address is left, and raises the resolver's errors."""
         if not self._addresses:
             self._addresses = tuple(self._resolve(self.host, self.port))
             # The last address may be the cause of the failure, so begin with another one if there is one.
@@ -53,7 +53,7 @@ class _Addresses:
         return self._last_tried
 
     def move_on(self) -> None:
-        """To the next address; after the last one the host is resolved anew."""
+        """Go to the next address. After the last one the host is resolved again."""
         self._index += 1
         if self._index >= len(self._addresses):
             self.forget()
@@ -119,7 +119,7 @@ class ClusterConnectionStates:
         return FOREVER_MS
 
     def poll_delay_ms(self, node_id: str, now_ms: int) -> int:
-        """`connection_delay`, or the rest of the throttle where the node is connected and throttled."""
+        """Return `connection_delay`, or the rest of the throttle if the node is connected and throttled."""
         throttle_ms = self.throttle_delay_ms(node_id, now_ms)
         return throttle_ms if throttle_ms and self.is_connected(node_id) else self.connection_delay(node_id, now_ms)
 
@@ -142,7 +142,7 @@ class ClusterConnectionStates:
         return [node_id for node_id, connection in self._connections.items() if connection.state not in _DOWN]
 
     def is_disconnected(self, node_id: str) -> bool:
-        """Was tried and is down. A node never tried is not disconnected."""
+        """Return whether the last attempt failed or ended. A node that was never tried is not disconnected."""
         return self._is_in(node_id, _DOWN)
 
     def is_ready(self, node_id: str, now_ms: int) -> bool:
@@ -153,7 +153,7 @@ class ClusterConnectionStates:
         return connection.throttled_until_ms <= now_ms
 
     def authentication_error(self, node_id: str) -> KafkaError | None:
-        """Why the node refused us, until a later connection to it is ready."""
+        """The error with which the node refused this client, until a later connection to it is ready."""
         connection = self._connections.get(node_id)
         return connection.authentication_error if connection is not None else None
 
@@ -204,11 +204,11 @@ class ClusterConnectionStates:
         return addresses.host, addresses.port
 
     def current_address(self, node_id: str) -> Address:
-        """The address that the attempt under way goes to. Raises what the resolver raises."""
+        """The address of the current attempt. Raises the resolver's errors."""
         return self._connection(node_id).addresses.current()
 
     def disconnected(self, node_id: str, now_ms: int) -> None:
-        """The connection, or the attempt to make it, is over."""
+        """The connection has ended, or the attempt has failed."""
         connection = self._connection(node_id)
         self._lengthen_backoff(connection, now_ms)
         if connection.state is ConnectionState.CONNECTING:
@@ -221,13 +221,13 @@ class ClusterConnectionStates:
         connection.state = ConnectionState.DISCONNECTED
 
     def checking_api_versions(self, node_id: str) -> None:
-        """The connection stands; what the node speaks is being asked."""
+        """The node is connected. Its versions are being requested."""
         connection = self._connection(node_id)
         connection.state = ConnectionState.CHECKING_API_VERSIONS
         self._reset_setup_timeout(connection)
 
     def ready(self, node_id: str) -> None:
-        """The node takes requests; failures before this count no more."""
+        """The node accepts requests. Earlier failures no longer count."""
         connection = self._connection(node_id)
         connection.state = ConnectionState.READY
         connection.authentication_error = None
@@ -236,7 +236,7 @@ class ClusterConnectionStates:
         self._reset_setup_timeout(connection)
 
     def authentication_failed(self, node_id: str, error: KafkaError, now_ms: int) -> None:
-        """The node refused us. To be called after `disconnected`."""
+        """The node refused this client. Call it after `disconnected`."""
         connection = self._connection(node_id)
         connection.state = ConnectionState.AUTHENTICATION_FAILED
         connection.authentication_error = error

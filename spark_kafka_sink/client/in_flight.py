@@ -1,4 +1,4 @@
-"""What is on the wire: per node, in the order sent, because a node answers in that order. Owned by the I/O thread."""
+"""The requests on the wire, by node, in the order sent: a node answers in that order. The I/O thread owns it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class InFlightRequest:
     sent_ms: int
     is_internal: bool
     times_out_ms: int = field(init=False)
-    """The last moment at which it has not timed out; a throttle puts it off."""
+    """The time after which the request has timed out. A throttle moves it."""
 
     def __post_init__(self) -> None:
         self.times_out_ms = self.sent_ms + self.request.request_timeout_ms
@@ -76,7 +76,7 @@ class InFlightRequests:
         return self._queue(node_id).pop()
 
     def can_send_more(self, node_id: str) -> bool:
-        """The newest request has left us whole, and there is room for one more."""
+        """Return whether the newest request was written completely, and the limit allows one more."""
         queue = self._queues.get(node_id)
         return not queue or (queue[-1].send.remaining == 0 and len(queue) < self._max_per_connection)
 
@@ -87,11 +87,11 @@ class InFlightRequests:
         return sum(map(len, self._queues.values()))
 
     def clear(self, node_id: str) -> list[InFlightRequest]:
-        """Take out all of the node's, in the order sent."""
+        """Remove and return the node's requests, in the order sent."""
         return list(self._queues.pop(node_id, ()))
 
     def add_throttle(self, node_id: str, throttle_ms: int) -> None:
-        """The node holds its answers back: that time does not count against the time-out of what is in flight."""
+        """The node delays its answers. That time does not count against the timeout of requests in flight."""
         for request in self._queues.get(node_id, ()):
             request.times_out_ms += throttle_ms
 

@@ -41,7 +41,7 @@ class LeaderAndEpoch(NamedTuple):
 
 
 class LeaderIdAndEpoch(NamedTuple):
-    """What a produce or fetch response says of a partition's new leader (KIP-951); None where it says nothing."""
+    """A partition's new leader in a produce or fetch response (KIP-951); None if it names none."""
 
     leader_id: int | None
     epoch: int | None
@@ -71,7 +71,7 @@ class Metadata:
         rng: random.Random,
     ) -> None:
         self._lock = threading.RLock()
-        """To be entered itself, not by `condition`: Ctrl-C in the Python of that leaves it taken for ever."""
+        """Enter this lock itself, not `condition`: Ctrl-C in the Python code of a Condition leaves the lock taken."""
         self.condition = threading.Condition(self._lock)
         self._schedule = RefreshSchedule(refresh_backoff_ms, refresh_backoff_max_ms, metadata_expire_ms, rng)
         self._cache = MetadataCache()
@@ -92,26 +92,26 @@ class Metadata:
     # ---- what subclasses choose ------------------------------------------------------------------------------------
 
     def retain_topic(self, topic: str, now_ms: int) -> bool:  # noqa: ARG002
-        """Whether what a response says of the topic is to be kept. Called with the lock held."""
+        """Return whether to keep the topic of a response. Called with the lock held."""
         return True
 
     def new_metadata_request_builder(self) -> MetadataRequest:
-        """The request of a full update. Called with the lock held."""
+        """Return the request of a full update. Called with the lock held."""
         return MetadataRequest(topics=None, allow_auto_topic_creation=True)
 
     def new_metadata_request_builder_for_new_topics(self) -> MetadataRequest | None:
-        """The request of a partial update, or None where only full ones are known. Called with the lock held."""
+        """Return the request of a partial update, or None if there are only full ones. Called with the lock held."""
         return None
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     def fetch(self) -> Cluster:
-        """The cluster as known now; does not block."""
+        """Return the cluster as known now. Does not block."""
         return self._cache.cluster
 
     @property
     def cache(self) -> MetadataCache:
-        """The same with epochs and topic ids; does not block."""
+        """Return the cluster with epochs and topic ids. Does not block."""
         return self._cache
 
     @property
@@ -122,7 +122,7 @@ class Metadata:
 
     @property
     def last_successful_refresh_ms(self) -> int:
-        """When the last full update came, NEVER_MS before the first."""
+        """The time of the last full update, NEVER_MS before the first."""
         with self._lock:
             return self._schedule.last_successful_refresh_ms
 
@@ -133,12 +133,12 @@ class Metadata:
 
     @property
     def connection_failure(self) -> str | None:
-        """Why the last lost connection was lost, None once metadata has come since: for the text of a time-out."""
+        """The reason why the last connection was lost, for the text of a timeout. None after the next metadata."""
         return self._connection_failure
 
     @property
     def was_refused(self) -> bool:
-        """Whether a node ever refused us: the next connection would show it the same certificate or password."""
+        """Whether a node ever refused this client. The next connection would show the same certificate or password."""
         return self._was_refused
 
     def note_connection_failure(self, reason: str, *, is_nonsense: bool = False) -> None:
@@ -160,7 +160,7 @@ class Metadata:
         )
 
     def current_leader(self, topic_partition: TopicPartition) -> LeaderAndEpoch:
-        """The leader and its epoch; where the partition is not cached the last epoch that was heard of."""
+        """Return the leader and its epoch. If the partition is not cached, the epoch is the last known one."""
         with self._lock:
             metadata = self._cache.partitions.get(topic_partition)
             if metadata is None:
@@ -201,7 +201,7 @@ class Metadata:
             return self._schedule.time_to_next_update(now_ms, is_wanted)
 
     def new_metadata_request_and_version(self, now_ms: int) -> MetadataRequestAndVersion:
-        """What to ask for now: the new topics alone where nothing else is due, else everything."""
+        """Return the request that is due now: only the new topics if nothing else is due, otherwise all."""
         with self._lock:
             partial = None
             if not self._need_full_update and self._schedule.time_to_expire(now_ms) > 0:
@@ -226,7 +226,7 @@ class Metadata:
             self.bootstrap(self._bootstrap_addresses)
 
     def update(self, request_version: int, response: MetadataResponse, is_partial: bool, now_ms: int) -> None:
-        """Take a response in. `request_version` and `is_partial` are those of `new_metadata_request_and_version`."""
+        """Handle a response. `request_version` and `is_partial` are those of `new_metadata_request_and_version`."""
         with self._lock:
             if self._is_closed:
                 raise IllegalStateError("Metadata came after its close.")
@@ -250,7 +250,7 @@ class Metadata:
             log.info("Cluster id: %s", None if cluster_id is None else one_line(cluster_id))
 
     def handle_metadata_response(self, response: MetadataResponse, is_partial: bool, now_ms: int) -> MetadataCache:
-        """The cache that `response` makes of the present one. Called with the lock held."""
+        """Return the present cache changed by `response`. Called with the lock held."""
         partitions: dict[TopicPartition, PartitionMetadata] = {}
         kept: list[TopicMetadata] = []
         topic_ids: dict[str, UUID] = {}
@@ -411,7 +411,7 @@ class RefreshSchedule:
         return max(self.last_successful_refresh_ms + self.expire_ms - now_ms, 0)
 
     def time_to_allow_update(self, now_ms: int) -> int:
-        """The rest of the pause since the last fetch."""
+        """Return the rest of the pause since the last fetch."""
         if self.last_successful_refresh_ms + self.expire_ms <= now_ms:
             self.brought_news()  # a refresh only for age is not a retry, so its pause does not grow
         pause_ms = max(self._failure_pause_ms, self._equivalent_pause_ms)
@@ -449,6 +449,6 @@ class RefreshSchedule:
         self.brought_news()
 
     def brought_news(self) -> None:
-        """Something is new, or newly wanted: the pause for lack of news starts over."""
+        """Something is new, or a new topic is needed: the growing pause starts again."""
         self._equivalent_responses = 0
         self._equivalent_pause_ms = 0

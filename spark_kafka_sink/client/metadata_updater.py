@@ -38,7 +38,7 @@ class LeastLoadedNode(NamedTuple):
 
 
 class NodeChoice(Protocol):
-    """What the updater needs to know of the connections."""
+    """The part of the connections that the updater needs."""
 
     def least_loaded(self, now_ms: int) -> LeastLoadedNode: ...
 
@@ -54,7 +54,7 @@ SendInternal = Callable[[Request, str, int], None]
 
 
 class MetadataUpdater(Protocol):
-    """What the network client needs of whoever keeps the cluster view (org.apache.kafka.clients.MetadataUpdater)."""
+    """The part of the metadata that the network client needs (org.apache.kafka.clients.MetadataUpdater)."""
 
     def fetch_nodes(self) -> Sequence[Node]: ...
 
@@ -63,7 +63,7 @@ class MetadataUpdater(Protocol):
         ...
 
     def maybe_update(self, connections: NodeChoice, send: SendInternal, now_ms: int) -> int:
-        """Send or prepare a metadata request where one is due. Returns ms until this must be asked again."""
+        """Send or prepare a metadata request if one is due. Return the ms until the next call."""
         ...
 
     def handle_disconnect(
@@ -75,7 +75,7 @@ class MetadataUpdater(Protocol):
         ...
 
     def handle_failed_request(self, fatal: KafkaError | None, now_ms: int) -> None:
-        """The metadata request under way will not be answered."""
+        """The metadata request in flight will not be answered."""
         ...
 
     def handle_response(self, response: Message, now_ms: int) -> None: ...

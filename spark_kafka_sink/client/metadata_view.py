@@ -168,7 +168,7 @@ class MetadataCache:
         )
 
     def leader_epoch(self, topic_partition: TopicPartition) -> int | None:
-        """The leader epoch as cached, or None where partition or epoch is not known."""
+        """Return the cached leader epoch, or None if the partition or its epoch is not known."""
         metadata = self.partitions.get(topic_partition)
         return metadata.leader_epoch if metadata is not None else None
 

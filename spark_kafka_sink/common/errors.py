@@ -34,9 +34,9 @@ class KafkaError(Exception):
     error_code: int | None = None
     """The broker's error code (protocol guide, "Error Codes"), or None where the error arose on our side."""
     sentence: ClassVar[str] = ""
-    """What the code means, for an error that comes without a text of its own."""
+    """The meaning of the code, for an error without a text of its own."""
     advice: ClassVar[str] = ""
-    """What to change, where the brokers' own text for the code does not say it."""
+    """The remedy, if the brokers' own text for the code does not name it."""
 
     topic: str | None = None
     topic_partition: TopicPartition | None = None
@@ -319,7 +319,7 @@ class AuthorizationError(KafkaError):
 
 
 class AuthenticationError(KafkaError):
-    """We are not taken for who we say we are, or the peer is not who it says it is. The text names what to change."""
+    """The login failed: the peer refused this client's identity, or the peer's identity could not be verified."""
 
     fatal = True
 
@@ -516,12 +516,12 @@ _SENTENCES: Final[Mapping[int, str]] = {
     8: "The broker is not available (BROKER_NOT_AVAILABLE): it is starting, or it is shutting down.",
     11: "The controller's epoch is older than the broker's (STALE_CONTROLLER_EPOCH).",
     12: "The text committed with an offset is longer than the broker's offset.metadata.max.bytes.",
-    22: "The group's generation is another one by now (ILLEGAL_GENERATION): its partitions were assigned anew.",
+    22: "The group has a newer generation (ILLEGAL_GENERATION): its partitions were assigned again.",
     23: "The group's members have no protocol in common (INCONSISTENT_GROUP_PROTOCOL).",
     24: "The group's name is not valid: it must not be empty.",
     25: "The group has no such member (UNKNOWN_MEMBER_ID): it left, or its session.timeout.ms is over.",
     26: "The session timeout is outside the broker's limits (INVALID_SESSION_TIMEOUT).",
-    27: "The group is assigning its partitions anew (REBALANCE_IN_PROGRESS).",
+    27: "The group is assigning its partitions again (REBALANCE_IN_PROGRESS).",
     28: "The offsets of one commit are more than a record of __consumer_offsets may hold: commit fewer of them.",
     37: "The number of partitions is not valid.",
     38: "The replication factor is not valid: it is larger than the number of brokers, or 0.",
@@ -548,7 +548,7 @@ _SENTENCES: Final[Mapping[int, str]] = {
     71: "The epoch of the fetch session is not valid (INVALID_FETCH_SESSION_EPOCH).",
     73: "The broker deletes no topics (TOPIC_DELETION_DISABLED): delete.topic.enable is false.",
     77: "The broker's epoch is older than the controller's (STALE_BROKER_EPOCH).",
-    79: "The group wants a member id first (MEMBER_ID_REQUIRED).",
+    79: "The group requires a member id first (MEMBER_ID_REQUIRED).",
     80: "The preferred leader is not available (PREFERRED_LEADER_NOT_AVAILABLE).",
     81: "The group is full (GROUP_MAX_SIZE_REACHED): group.max.size of the broker.",
     82: "Another member with the same group.instance.id has taken over (FENCED_INSTANCE_ID).",
@@ -574,7 +574,7 @@ _SENTENCES: Final[Mapping[int, str]] = {
     108: "A new leader was elected meanwhile (NEW_LEADER_ELECTED).",
     109: "The offset is in tiered storage (OFFSET_MOVED_TO_TIERED_STORAGE).",
     110: "The group has fenced this member's epoch (FENCED_MEMBER_EPOCH).",
-    111: "Another member still holds the group.instance.id (UNRELEASED_INSTANCE_ID).",
+    111: "Another member still has the group.instance.id (UNRELEASED_INSTANCE_ID).",
     112: "The broker has no such assignor (UNSUPPORTED_ASSIGNOR).",
     113: "The member's epoch is old (STALE_MEMBER_EPOCH).",
     114: "The address is a controller's where a broker's is needed, or the reverse (MISMATCHED_ENDPOINT_TYPE): check"
@@ -612,9 +612,9 @@ _CLASS_BY_CODE: dict[int, type[KafkaError]] = {
 
 
 def error_for_code(error_code: int, message: str = "", api: str = "", node: str = "") -> KafkaError:
-    """The error of a broker's non-zero code; `message`, on one line, stands for the class's sentence if not empty. The
-    class's advice follows it. The request (`api`, "Produce" for one) and the node's id are told with a code that this
-    client does not know.
+    """Return the error of a broker's non-zero code. `message`, on one line, replaces the class's sentence if it is not
+    empty; the class's advice follows it. The request (`api`, such as "Produce") and the node's id are in the text of a
+    code that this client does not know.
     """
     error_class = _CLASS_BY_CODE.get(error_code)
     if error_class is not None:

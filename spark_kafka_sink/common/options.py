@@ -1,7 +1,7 @@
 """A table of settings, and the parsers of their values.
 
 A row of the table is a dataclass field, made by `option`. Its metadata have its parser and its meaning. A parser turns
-the value of a caller, text or typed, into a value of the right type, or raises RefusalError with the remedy.
+the value of a caller, text or typed, into a value of the right type, or raises RefusalError with what it must be.
 `read_properties` reads settings from a file. `nearest` finds the known name that is most similar to a wrong one.
 """
 
@@ -28,17 +28,17 @@ _HOST = re.compile(r"[\w.%:-]+")
 
 
 class RefusalError(Exception):
-    """The refusal of a value. `parse_value` adds the name of the option."""
+    """The refusal of a value, as the rest of a sentence: `parse_value` puts the name and the value before it."""
 
 
 def whole_number(value: object) -> int:
     if isinstance(value, bool):
-        raise RefusalError("a whole number is wanted")
+        raise RefusalError("must be a whole number")
     if isinstance(value, int):
         return value
     text = str(value).strip()
     if not re.fullmatch("[+-]?[0-9]{1,20}", text):
-        raise RefusalError("a whole number is wanted")
+        raise RefusalError("must be a whole number")
     return int(text)
 
 
@@ -46,7 +46,7 @@ def between(low: int, high: int) -> Callable[[object], int]:
     def parse(value: object) -> int:
         number = whole_number(value)
         if not low <= number <= high:
-            raise RefusalError(f"it must lie between {low} and {high}")
+            raise RefusalError(f"must be between {low} and {high}")
         return number
 
     return parse
@@ -66,7 +66,7 @@ def number_between(low: float, high: float) -> Callable[[object], float]:
         except ValueError:
             number = math.nan
         if not low <= number <= high:
-            raise RefusalError(f"a number between {low} and {high} is wanted")
+            raise RefusalError(f"must be a number between {low} and {high}")
         return number
 
     return parse
@@ -78,7 +78,7 @@ def boolean(value: object) -> bool:
     known = {"true": True, "false": False}
     text = str(value).strip().lower()
     if text not in known:
-        raise RefusalError("true or false is wanted")
+        raise RefusalError("must be true or false")
     return known[text]
 
 
@@ -88,7 +88,7 @@ def text(value: object) -> str:
 
 def non_empty_text(value: object) -> str:
     if not text(value):
-        raise RefusalError("it must not be empty")
+        raise RefusalError("must not be empty")
     return text(value)
 
 
@@ -97,7 +97,7 @@ def path(value: object) -> str:
     found = non_empty_text(value)
     if "-----BEGIN" in found:
         raise RefusalError(
-            "it must be the path of a file; PEM text goes into `ssl.truststore.certificates`, or into"
+            "must be the path of a file; PEM text goes into `ssl.truststore.certificates`, or into"
             " `ssl.keystore.key` and `ssl.keystore.certificate.chain`"
         )
     return found
@@ -108,7 +108,7 @@ def one_of(*allowed: str) -> Callable[[object], str]:
         text = str(value).strip()
         by_lower = {known.lower(): known for known in allowed}
         if text.lower() not in by_lower:
-            raise RefusalError(f"one of {', '.join(name or 'nothing' for name in allowed)} is wanted")
+            raise RefusalError(f"must be one of {', '.join(name or 'nothing' for name in allowed)}")
         return by_lower[text.lower()]
 
     return parse
@@ -119,7 +119,7 @@ def names(value: object) -> tuple[str, ...]:
     items = [str(item) for item in value] if isinstance(value, (list, tuple)) else str(value).split(",")
     found = tuple(dict.fromkeys(item.strip() for item in items if item.strip()))
     if not found:
-        raise RefusalError("at least one name is wanted")
+        raise RefusalError("must have at least one name")
     return found
 
 
@@ -137,7 +137,7 @@ def some_of(*allowed: str) -> Callable[[object], tuple[str, ...]]:
 def secret(value: object) -> Secret:
     found = value if isinstance(value, Secret) else Secret(str(value).strip(_TRIMMED))
     if not found.reveal():
-        raise RefusalError("it must not be empty")
+        raise RefusalError("must not be empty")
     return found
 
 
@@ -150,7 +150,10 @@ def secret_pem(label: str) -> Callable[[object], Secret]:
     def parse(value: object) -> Secret:
         text = secret(value).reveal().strip()
         if not re.search(f"-----BEGIN [A-Z0-9 ]*{label}-----", text):
-            raise RefusalError(f"PEM text is wanted, with -----BEGIN {label}-----; for a file there is a .location")
+            raise RefusalError(
+                f"must be PEM text with -----BEGIN {label}-----; the path of a file goes into"
+                " `ssl.truststore.location` or `ssl.keystore.location`"
+            )
         return Secret(text)
 
     return parse
@@ -166,11 +169,11 @@ def https_url(value: object) -> str:
     except ValueError:  # a UnicodeError too
         is_usable = False
     if not is_usable:
-        raise RefusalError("a URL of the form https://host/path is wanted")
+        raise RefusalError("must be a URL of the form https://host/path")
     if parts.username is not None or parts.password is not None:
-        raise RefusalError("a URL without credentials is wanted; they have options of their own")
+        raise RefusalError("must be a URL without credentials; they have options of their own")
     if re.search(r"[\0-\x20\x7f]", url) or not (parts.path + parts.query).isascii():
-        raise RefusalError("in a path other letters than ASCII's, and blanks, are written as %XX")
+        raise RefusalError("must have %XX for blanks, and for characters of its path that are not ASCII")
     return url
 
 
@@ -192,7 +195,7 @@ def function(value: object) -> GivenFunction:
     if isinstance(value, GivenFunction):
         return value
     if not callable(value):
-        raise RefusalError("a Python function is wanted, not its name: nothing is loaded by name")
+        raise RefusalError("must be a Python function, not its name: no function is loaded by name")
     return GivenFunction(value, _id_of(value))
 
 
@@ -219,14 +222,14 @@ def acks(value: object) -> int:
     known = {"all": -1, "-1": -1, "0": 0, "1": 1}
     text = str(value).strip().lower()
     if text not in known:
-        raise RefusalError("one of all, -1, 0, 1 is wanted")
+        raise RefusalError("must be one of all, -1, 0, 1")
     return known[text]
 
 
 def gzip_level(value: object) -> int:
     level = whole_number(value)
     if level != -1 and not 1 <= level <= 9:
-        raise RefusalError("it must be -1 or lie between 1 and 9")
+        raise RefusalError("must be -1 or between 1 and 9")
     return level
 
 
@@ -241,10 +244,10 @@ def addresses(value: object) -> tuple[tuple[str, int], ...]:
         host = host.rsplit("://", 1)[-1].removeprefix("[").removesuffix("]")
         is_port = re.fullmatch("[0-9]{1,5}", port_text) and 0 < int(port_text) < 65536
         if not colon or not _HOST.fullmatch(host) or not is_port:
-            raise RefusalError(f"{item!r} is not host:port; commas stand between several")
+            raise RefusalError(f"must be host:port pairs, separated by commas: {item!r} is not host:port")
         found.append((host, int(port_text)))
     if not found:
-        raise RefusalError("at least one host:port is wanted")
+        raise RefusalError("must have at least one host:port")
     return tuple(found)
 
 
@@ -296,7 +299,7 @@ def parse_value(key: str, value: object, metadata: Mapping[str, Any]) -> object:
         return metadata["parse"](value)
     except RefusalError as refusal:
         shown = "***" if metadata.get("is_secret") else repr(value)
-        raise ConfigError(f"`{key}`={shown}: {refusal}.", setting=key) from None
+        raise ConfigError(f"`{key}`={shown} {refusal}.", setting=key) from None
 
 
 def row_of(key: str, metadata: Mapping[str, Any]) -> OptionRow:

@@ -54,7 +54,7 @@ _TOKEN: Final = re.compile(
 )
 _ESCAPE: Final = re.compile(r"\\([0-3]?[0-7]{1,2}|.)", re.DOTALL)
 _ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
-_FORM: Final = '<login module> required name="value" ... ; is wanted'
+_FORM: Final = 'must have the form <login module> required name="value" ... ;'
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def parse_jaas_config(value: object) -> JaasConfig:
     login_module = tokens[0].text.rpartition(".")[2]
     if login_module not in _MODULE_OPTIONS:
         raise RefusalError(
-            f"no such login module is known here (no class is loaded); there are {', '.join(_MODULE_OPTIONS)}"
+            f"must name a known login module (no Java class is loaded): one of {', '.join(_MODULE_OPTIONS)}"
         )
     return JaasConfig(login_module, _jaas_options(tokens[2:-1], login_module))
 
@@ -99,7 +99,7 @@ def _tokens(text: str) -> list[_Token]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise RefusalError('a quotation mark has no partner; one within a value is written \\"')
+            raise RefusalError('has a quotation mark without a partner; within a value write \\"')
         at = match.end()
         if match.lastgroup == "sign":
             found.append(_Token("sign", match["sign"]))
@@ -117,19 +117,19 @@ def _unescape(match: re.Match[str]) -> str:
 
 def _jaas_options(tokens: list[_Token], login_module: str) -> tuple[tuple[str, Secret], ...]:
     if any(token == _Token("sign", ";") for token in tokens):
-        raise RefusalError("more than one login module is given; a client has one")
+        raise RefusalError("must name only one login module")
     known = _MODULE_OPTIONS[login_module]
     options: dict[str, Secret] = {}
     for number, at in enumerate(range(0, len(tokens), 3), start=1):
         group = tokens[at : at + 3]
         if [token.kind for token in group] != ["text", "sign", "text"]:
-            raise RefusalError(f'option number {number} is not of the form name="value"')
+            raise RefusalError(f'has an option, number {number}, that is not of the form name="value"')
         name, value = group[0].text, group[2].text
         if not known.fullmatch(name):
             choice = known.pattern.replace("|", ", ")
-            raise RefusalError(f"option number {number} of {login_module} is none that is known here: {choice}")
+            raise RefusalError(f"has an unknown option of {login_module}, number {number}; known are {choice}")
         if name in options:
-            raise RefusalError(f"{name} is given twice")
+            raise RefusalError(f"has {name} twice")
         options[name] = Secret(value)
     return tuple(options.items())
 
@@ -600,7 +600,7 @@ _SASL_RULES: Final[_Rules] = (
 )
 
 _NO_CLASS: Final = "no Java class is loaded here"
-_TICKETS: Final = "a keytab's ticket is got anew when half its time is over, a cache's never; leave it out"
+_TICKETS: Final = "a keytab's ticket is renewed after half its lifetime, a cache's never; leave it out"
 _CHECKS: Final = "it is the broker that checks a token; leave it out"
 _ASSERTIONS: Final = (
     "tokens are asked for by client credentials; for another way give `sasl.oauthbearer.token.provider`"

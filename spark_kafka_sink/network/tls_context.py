@@ -85,7 +85,7 @@ def client_identity(config: SecurityConfig) -> Identity | None:
         return Identity(_identity_pem(store, setting), None, setting)
     pem = _normalized(data.decode("ascii", "replace"))
     if "PRIVATE KEY-----" not in pem or "CERTIFICATE-----" not in pem:
-        raise ConfigError(f"{setting}: a private key and its certificate in PEM are wanted there, one after the other.")
+        raise ConfigError(f"{setting} must contain a private key and its certificate in PEM, one after the other.")
     return Identity(pem, password, setting)
 
 

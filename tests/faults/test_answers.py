@@ -10,26 +10,28 @@ from typing import Any
 
 import psutil
 import pytest
+from kio.schema.errors import ErrorCode
 from support.lateness import Stopwatch
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.versions import KAFKA_2_1, KAFKA_3_0, KAFKA_4_1
-from support.scripted_stage import API_VERSIONS, INIT_PRODUCER_ID, METADATA, PRODUCE, Start, outcome_by
+from support.scripted_stage import Start, outcome_by
 
-from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.common.errors import KafkaError, TopicAuthorizationError
+from spark_kafka_sink.protocol.versions import ApiKey
 
 pytestmark = pytest.mark.quick
 
 MEGABYTE = 1024 * 1024
 
 
-@pytest.mark.parametrize("api_key", [PRODUCE, METADATA])
+@pytest.mark.parametrize("api_key", [ApiKey.PRODUCE, ApiKey.METADATA])
 @pytest.mark.parametrize("shift", [1, -1, 2**30])
 def test_row_12_wrong_correlation_id(scripted: Start, seed: int, api_key: int, shift: int) -> None:
     stage = scripted()
     producer = stage.producer()
-    stage.deliver(producer) if api_key == PRODUCE else None
+    stage.deliver(producer) if api_key == ApiKey.PRODUCE else None
     stage.on(api_key, faults.wrong_correlation_id(shift), times=3)
     stage.deliver(producer, 10)
     stage.check()
@@ -42,14 +44,14 @@ def test_row_12_swapped_correlation_ids(scripted: Start, seed: int) -> None:
     for partition in (0, 1):
         stage.deliver(producer, 1, partition)
     swapped = (faults.wrong_correlation_id(1), faults.wrong_correlation_id(-1))
-    refuse = faults.fail_with(29)
+    refuse = faults.fail_with(TopicAuthorizationError)
 
     def first(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
         values = refuse(cluster, exchange, proceed).values
         return swapped[0](cluster, exchange, lambda: Answer(values, delay_ms=50))
 
-    stage.on(PRODUCE, first)
-    stage.on(PRODUCE, swapped[1])
+    stage.on(ApiKey.PRODUCE, first)
+    stage.on(ApiKey.PRODUCE, swapped[1])
     stage.send(producer, 1, 0)
     stage.send(producer, 1, 1)
     producer.flush(20)
@@ -58,7 +60,7 @@ def test_row_12_swapped_correlation_ids(scripted: Start, seed: int) -> None:
 
 
 @pytest.mark.parametrize("length", [-1, 0, 3, 2**31 - 1, 101 * MEGABYTE], ids=str)
-@pytest.mark.parametrize("api_key", [PRODUCE, METADATA, API_VERSIONS])
+@pytest.mark.parametrize("api_key", [ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.API_VERSIONS])
 def test_row_13_length_of_a_frame(scripted: Start, seed: int, api_key: int, length: int) -> None:
     stage = scripted()
     stage.on(api_key, faults.frame_length(length), times=2)
@@ -121,7 +123,12 @@ def partition_of_another(rng: random.Random) -> faults.Hook:
     """The response also has a partition that was not in the request."""
 
     def more(values: dict[str, Any]) -> dict[str, Any]:
-        extra = {"name": "u", "partition_responses": [{"index": 7, "error_code": 29, "base_offset": -1}]}
+        extra = {
+            "name": "u",
+            "partition_responses": [
+                {"index": 7, "error_code": ErrorCode.topic_authorization_failed, "base_offset": -1}
+            ],
+        }
         return values | {"responses": [extra, *values["responses"]]}
 
     return faults.change(more)
@@ -136,13 +143,13 @@ def test_row_14_invalid_responses(scripted: Start, seed: int, spoil: Callable[[r
     producer = stage.producer()
     stage.deliver(producer)
     for _ in range(10):
-        stage.on(PRODUCE, spoil(rng))
+        stage.on(ApiKey.PRODUCE, spoil(rng))
         stage.deliver(producer, 3)
     stage.check()
 
 
 @pytest.mark.parametrize("spoil", [flipped, huge_counts], ids=["flipped", "huge_counts"])
-@pytest.mark.parametrize("api_key", [PRODUCE, API_VERSIONS, INIT_PRODUCER_ID])
+@pytest.mark.parametrize("api_key", [ApiKey.PRODUCE, ApiKey.API_VERSIONS, ApiKey.INIT_PRODUCER_ID])
 def test_row_14_corrupt_responses(
     scripted: Start, seed: int, api_key: int, spoil: Callable[[random.Random], faults.Hook]
 ) -> None:
@@ -164,20 +171,22 @@ def test_row_14_corrupt_responses(
 
 
 def test_row_15_api_versions_only_version_0(scripted: Start, seed: int) -> None:
-    stage = scripted(versions={**KAFKA_2_1, API_VERSIONS: (0, 0)})
+    stage = scripted(versions={**KAFKA_2_1, ApiKey.API_VERSIONS: (0, 0)})
     stage.deliver(stage.producer(), 5)
-    assert 2 <= stage.requests(API_VERSIONS) + 1 <= 6
+    assert 2 <= stage.requests(ApiKey.API_VERSIONS) + 1 <= 6
     stage.check()
 
 
-@pytest.mark.parametrize("error_code", [35, 42, -1])
+@pytest.mark.parametrize(
+    "error_code", [ErrorCode.unsupported_version, ErrorCode.invalid_request, ErrorCode.unknown_server_error]
+)
 def test_row_15_api_versions_always_refused(scripted: Start, seed: int, error_code: int) -> None:
     stage = scripted()
-    stage.on(API_VERSIONS, faults.fail_with(error_code), times=None)
+    stage.on(ApiKey.API_VERSIONS, faults.fail_with(error_code), times=None)
     producer = stage.producer(**{"max.block.ms": 1_500})
     with Stopwatch() as watch, pytest.raises(KafkaError) as caught:
         producer.send("t", b"v").result(5)
-    asked = stage.requests(API_VERSIONS)
+    asked = stage.requests(ApiKey.API_VERSIONS)
     stage.note(f"after {watch.took_s:.2f} s and {asked} requests: {caught.value}")
     assert watch.own_s <= 1.5 * 1.1
     assert asked < 100, "a storm"
@@ -203,12 +212,12 @@ def test_row_16_not_leader(scripted: Start, seed: int, is_named: bool) -> None:
     stage.deliver(producer, 1, 1)  # connect to both
     with stage.server.lock:
         stage.cluster.move_leader("t", 0, 1)
-        asked = len(stage.cluster.requests_of(METADATA))
+        asked = len(stage.cluster.requests_of(ApiKey.METADATA))
     with Stopwatch() as watch:
         stage.deliver(producer, 1, 0)
-    stage.note(f"{watch.took_s:.3f} s, {stage.requests(METADATA) - asked} metadata requests")
+    stage.note(f"{watch.took_s:.3f} s, {stage.requests(ApiKey.METADATA) - asked} metadata requests")
     assert watch.own_s < 0.6 if is_named else watch.took_s >= 0.75
-    assert is_named or stage.requests(METADATA) > asked
+    assert is_named or stage.requests(ApiKey.METADATA) > asked
     stage.check()
 
 
@@ -230,7 +239,7 @@ def test_row_17_older_leader_epoch(scripted: Start, seed: int) -> None:
             ]
         return values | {"topics": topics}
 
-    lagging = stage.on(METADATA, faults.change(lag), times=None)
+    lagging = stage.on(ApiKey.METADATA, faults.change(lag), times=None)
     seen = lagging.used
     deadline = time.monotonic() + 10
     while lagging.used < seen + 5:
@@ -238,6 +247,6 @@ def test_row_17_older_leader_epoch(scripted: Start, seed: int) -> None:
         stage.deliver(producer, 1, 0)
         time.sleep(0.02)
     with stage.server.lock:
-        late = [each for each in stage.cluster.requests_of(PRODUCE)[-3:] if each.node_id == 0]
+        late = [each for each in stage.cluster.requests_of(ApiKey.PRODUCE)[-3:] if each.node_id == 0]
     assert late == []
     stage.check()

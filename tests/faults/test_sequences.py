@@ -7,22 +7,24 @@ from __future__ import annotations
 import time
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.history import Outcome
 from support.lateness import Stopwatch
 from support.scripted_broker import faults
 from support.scripted_broker.exchange import Answer
-from support.scripted_stage import (
-    ADD_PARTITIONS,
-    END_TXN,
-    INIT_PRODUCER_ID,
-    METADATA,
-    PRODUCE,
-    Scripted,
-    Start,
-    outcome_by,
-)
+from support.scripted_stage import Scripted, Start, outcome_by
 
-from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, OutOfOrderSequenceError
+from spark_kafka_sink.common.errors import (
+    CorruptMessageError,
+    DuplicateSequenceError,
+    KafkaError,
+    KafkaTimeoutError,
+    NotEnoughReplicasError,
+    OutOfOrderSequenceError,
+    UnknownServerError,
+    UnknownTopicOrPartitionError,
+)
+from spark_kafka_sink.protocol.versions import ApiKey
 
 pytestmark = pytest.mark.quick
 
@@ -36,11 +38,11 @@ def test_row_19_topic_vanishes_and_returns(scripted: Start, seed: int) -> None:
         stage.deliver(producer, 7)
         with stage.server.lock:
             stage.cluster.topics["t"].is_visible = False
-            stage.on(PRODUCE, faults.fail_with(3), times=2)
-        asked = stage.requests(METADATA)
+            stage.on(ApiKey.PRODUCE, faults.fail_with(UnknownTopicOrPartitionError), times=2)
+        asked = stage.requests(ApiKey.METADATA)
         waiting = stage.send(producer, 3)
         deadline = time.monotonic() + 10
-        while stage.requests(METADATA) < asked + 3:
+        while stage.requests(ApiKey.METADATA) < asked + 3:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         with stage.server.lock:
@@ -61,14 +63,15 @@ def test_row_21_too_large_after_delivery_timeout(scripted: Start, seed: int) -> 
     stage = scripted()
     producer = stage.producer(**{"linger.ms": 50, "request.timeout.ms": 900, "delivery.timeout.ms": 1_000})
     stage.deliver(producer)
-    asked = stage.requests(PRODUCE)
-    stage.on(PRODUCE, refused_late(19, 300))
-    stage.on(PRODUCE, refused_late(10, 800))  # sent again, with a response when its time is over
+    asked = stage.requests(ApiKey.PRODUCE)
+    stage.on(ApiKey.PRODUCE, refused_late(ErrorCode.not_enough_replicas, 300))
+    # The second request is answered after the batch has expired.
+    stage.on(ApiKey.PRODUCE, refused_late(ErrorCode.message_too_large, 800))
     records = stage.send(producer, 5)
     outcome_by(1.1, producer, records)
     assert {type(error) for error in stage.ledger.errors} == {KafkaTimeoutError}
     time.sleep(0.4)
-    assert stage.requests(PRODUCE) - asked == 2
+    assert stage.requests(ApiKey.PRODUCE) - asked == 2
     stage.check()
 
 
@@ -76,10 +79,10 @@ def test_row_23_corrupt_message_once(scripted: Start, seed: int) -> None:
     stage = scripted()
     producer = stage.producer()
     stage.deliver(producer)
-    asked = stage.requests(PRODUCE)
-    stage.on(PRODUCE, faults.fail_with(2))
+    asked = stage.requests(ApiKey.PRODUCE)
+    stage.on(ApiKey.PRODUCE, faults.fail_with(CorruptMessageError))
     stage.deliver(producer)
-    assert stage.requests(PRODUCE) - asked == 2
+    assert stage.requests(ApiKey.PRODUCE) - asked == 2
     stage.check()
 
 
@@ -87,7 +90,7 @@ def test_row_23_corrupt_message_always(scripted: Start, seed: int) -> None:
     stage = scripted()
     producer = stage.producer(**{"delivery.timeout.ms": 1_500})
     stage.deliver(producer)
-    stage.on(PRODUCE, faults.fail_with(2), times=None)
+    stage.on(ApiKey.PRODUCE, faults.fail_with(CorruptMessageError), times=None)
     with Stopwatch() as watch, pytest.raises(KafkaTimeoutError) as caught:
         producer.send("t", b"v", partition=0).result(5)
     stage.note(f"after {watch.took_s:.2f} s: {caught.value}")
@@ -108,33 +111,41 @@ def test_row_27_out_of_order_behind_the_head(scripted: Start, seed: int) -> None
     stage = scripted()
     producer = stage.producer(**ONE_A_BATCH)
     stage.deliver(producer)
-    stage.on(PRODUCE, faults.fail_with(19), times=1)
+    stage.on(ApiKey.PRODUCE, faults.fail_with(NotEnoughReplicasError), times=1)
     stage.deliver(producer, 5)
     assert epochs(stage) == {0}
     stage.check()
 
 
-@pytest.mark.parametrize("error_code", [45, 59], ids=["out_of_order_sequence", "unknown_producer_id"])
+@pytest.mark.parametrize(
+    "error_code",
+    [ErrorCode.out_of_order_sequence_number, ErrorCode.unknown_producer_id],
+    ids=["out_of_order_sequence", "unknown_producer_id"],
+)
 def test_row_27_and_29_out_of_order_at_the_head(scripted: Start, seed: int, error_code: int) -> None:
     """The producer takes a new epoch and new sequences, and the record is there once."""
     stage = scripted()
     producer = stage.producer(**ONE_A_BATCH)
     stage.deliver(producer, 3)
-    stage.on(PRODUCE, faults.fail_with(error_code))
+    stage.on(ApiKey.PRODUCE, faults.fail_with(error_code))
     stage.deliver(producer, 1)
     stage.deliver(producer, 3)
-    assert len(epochs(stage)) == 2 or error_code == 59, epochs(stage)
+    assert len(epochs(stage)) == 2 or error_code == ErrorCode.unknown_producer_id, epochs(stage)
     stage.check()
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("error_code", [45, 59], ids=["out_of_order_sequence", "unknown_producer_id"])
+@pytest.mark.parametrize(
+    "error_code",
+    [ErrorCode.out_of_order_sequence_number, ErrorCode.unknown_producer_id],
+    ids=["out_of_order_sequence", "unknown_producer_id"],
+)
 def test_row_27_and_29_abort_a_transaction(scripted: Start, seed: int, error_code: int, version: int) -> None:
     stage = scripted(finalized_features={"transaction.version": version})
     producer = stage.producer(**{"transactional.id": "id"})
     producer.init_transactions()
     producer.begin_transaction()
-    stage.on(PRODUCE, faults.fail_with(error_code))
+    stage.on(ApiKey.PRODUCE, faults.fail_with(error_code))
     lost = producer.send("t", b"lost", partition=0)
     with pytest.raises(OutOfOrderSequenceError):
         producer.commit_transaction()
@@ -152,7 +163,7 @@ def test_row_28_duplicate_sequence(scripted: Start, seed: int) -> None:
     stage = scripted()
     producer = stage.producer()
     stage.deliver(producer)
-    stage.on(PRODUCE, faults.fail_with(46))
+    stage.on(ApiKey.PRODUCE, faults.fail_with(DuplicateSequenceError))
     assert producer.send("t", b"v", partition=0).result(5).offset == -1
 
 
@@ -174,7 +185,7 @@ def test_row_30_batch_in_flight_expires(scripted: Start, seed: int) -> None:
     stage = scripted()
     producer = stage.producer(**ONE_A_BATCH, **{"request.timeout.ms": 600, "delivery.timeout.ms": 700})
     stage.deliver(producer, 2)
-    lost = stage.on(PRODUCE, faults.lose_response(), times=None)
+    lost = stage.on(ApiKey.PRODUCE, faults.lose_response(), times=None)
     doomed = stage.send(producer, 2)
     producer.flush(5)
     with stage.server.lock:
@@ -197,7 +208,7 @@ def test_row_30_sequences_wrap(scripted: Start, seed: int) -> None:
         state.batches.clear()
         (sequences,) = identity.sequences.values()
         sequences.next_sequence, sequences.last_acked_sequence = 2**31 - 3, 2**31 - 4
-    stage.on(PRODUCE, faults.fail_with(19), skip=2)
+    stage.on(ApiKey.PRODUCE, faults.fail_with(NotEnoughReplicasError), skip=2)
     stage.deliver(producer, 8)
     with stage.server.lock:
         bases = [batch.header.base_sequence for batch in stage.cluster.log("t", 0).batches]
@@ -206,8 +217,16 @@ def test_row_30_sequences_wrap(scripted: Start, seed: int) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("error_code", [15, 14, 16, 51])
-@pytest.mark.parametrize("api_key", [INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN])
+@pytest.mark.parametrize(
+    "error_code",
+    [
+        ErrorCode.coordinator_not_available,
+        ErrorCode.coordinator_load_in_progress,
+        ErrorCode.not_coordinator,
+        ErrorCode.concurrent_transactions,
+    ],
+)
+@pytest.mark.parametrize("api_key", [ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.END_TXN])
 def test_row_32_coordinator_in_trouble(scripted: Start, seed: int, api_key: int, error_code: int, version: int) -> None:
     """Not available, loading, not the coordinator, busy: the producer retries, in bounded time."""
     stage = scripted(2, finalized_features={"transaction.version": version})
@@ -233,7 +252,7 @@ def test_row_34_end_of_a_transaction_unknown_server_error(scripted: Start, seed:
     producer.init_transactions()
     producer.begin_transaction()
     producer.send("t", b"v", partition=0)
-    stage.on(END_TXN, faults.fail_with(-1), times=None)
+    stage.on(ApiKey.END_TXN, faults.fail_with(UnknownServerError), times=None)
     with pytest.raises(KafkaError) as caught:
         producer.commit_transaction()
     stage.note(f"{type(caught.value).__name__}: {caught.value}")

@@ -22,6 +22,7 @@ from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordMetadata, RunMetadata
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
 
 TOPIC = "flights"
@@ -221,7 +222,7 @@ class ProducerHarness:
         """How many batches for the topic the brokers were asked to take."""
         return sum(
             len(each.partition_data)
-            for exchange in self.cluster.requests_of(0)
+            for exchange in self.cluster.requests_of(ApiKey.PRODUCE)
             for each in exchange.request.topic_data
             if each.name == topic
         )

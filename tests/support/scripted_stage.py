@@ -18,7 +18,6 @@ from support.workload import Ledger, assert_kept
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 
 StartProducer = Callable[..., KafkaProducer]
-PRODUCE, METADATA, API_VERSIONS, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN = 0, 3, 18, 22, 24, 26
 FAST = {
     "linger.ms": 0,
     "retry.backoff.ms": 20,

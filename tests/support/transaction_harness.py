@@ -12,10 +12,16 @@ from support.scripted_broker.transaction_coordinator import Commit, Transaction
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.producer.transactions import State, TransactionManager
+from spark_kafka_sink.protocol.versions import ApiKey
 
-PRODUCE, FIND_COORDINATOR, INIT_PRODUCER_ID = 0, 10, 22
-ADD_PARTITIONS, ADD_OFFSETS, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 26, 28
-TRANSACTIONAL_APIS = (FIND_COORDINATOR, INIT_PRODUCER_ID, ADD_PARTITIONS, ADD_OFFSETS, TXN_OFFSET_COMMIT, END_TXN)
+TRANSACTIONAL_APIS = (
+    ApiKey.FIND_COORDINATOR,
+    ApiKey.INIT_PRODUCER_ID,
+    ApiKey.ADD_PARTITIONS_TO_TXN,
+    ApiKey.ADD_OFFSETS_TO_TXN,
+    ApiKey.TXN_OFFSET_COMMIT,
+    ApiKey.END_TXN,
+)
 ID = "orders-7"
 GROUP = "readers"
 PLACE = TopicPartition(TOPIC, 0)
@@ -82,7 +88,7 @@ class TransactionHarness(ProducerHarness):
 
     def calls(self) -> list[int]:
         """The APIs of transactions and records that were asked for, in order."""
-        apis = {PRODUCE, *TRANSACTIONAL_APIS}
+        apis = {ApiKey.PRODUCE, *TRANSACTIONAL_APIS}
         return [exchange.api_key for exchange in self.cluster.requests if exchange.api_key in apis]
 
     def stored(self, partition: int = 0) -> list[tuple[int, int]]:

@@ -8,18 +8,10 @@ from collections.abc import Callable
 
 import pytest
 from support.producer_harness import TOPIC
-from support.transaction_harness import (
-    ADD_OFFSETS,
-    ADD_PARTITIONS,
-    END_TXN,
-    GROUP,
-    INIT_PRODUCER_ID,
-    PLACE,
-    TXN_OFFSET_COMMIT,
-    TransactionHarness,
-)
+from support.transaction_harness import GROUP, PLACE, TransactionHarness
 
 from spark_kafka_sink.producer.transactions import State
+from spark_kafka_sink.protocol.versions import ApiKey
 
 both_versions = pytest.mark.parametrize("version", [1, 2])
 SMALL = {"batch.size": "1"}
@@ -28,13 +20,13 @@ OFFSETS = {PLACE: (7, None)}
 
 Step = Callable[[TransactionHarness], None]
 STEPS: dict[str, tuple[int, int, Step]] = {
-    "init": (2, INIT_PRODUCER_ID, lambda harness: harness.producer.init_transactions()),
-    "partitions": (1, ADD_PARTITIONS, lambda harness: whole_transaction(harness)),
-    "group": (1, ADD_OFFSETS, lambda harness: whole_transaction(harness)),
-    "offsets-1": (1, TXN_OFFSET_COMMIT, lambda harness: whole_transaction(harness)),
-    "offsets-2": (2, TXN_OFFSET_COMMIT, lambda harness: whole_transaction(harness)),
-    "end-1": (1, END_TXN, lambda harness: whole_transaction(harness)),
-    "end-2": (2, END_TXN, lambda harness: whole_transaction(harness)),
+    "init": (2, ApiKey.INIT_PRODUCER_ID, lambda harness: harness.producer.init_transactions()),
+    "partitions": (1, ApiKey.ADD_PARTITIONS_TO_TXN, lambda harness: whole_transaction(harness)),
+    "group": (1, ApiKey.ADD_OFFSETS_TO_TXN, lambda harness: whole_transaction(harness)),
+    "offsets-1": (1, ApiKey.TXN_OFFSET_COMMIT, lambda harness: whole_transaction(harness)),
+    "offsets-2": (2, ApiKey.TXN_OFFSET_COMMIT, lambda harness: whole_transaction(harness)),
+    "end-1": (1, ApiKey.END_TXN, lambda harness: whole_transaction(harness)),
+    "end-2": (2, ApiKey.END_TXN, lambda harness: whole_transaction(harness)),
 }
 every_request = pytest.mark.parametrize("step", STEPS)
 

@@ -101,9 +101,8 @@ def test_after_accept_changed_batch_counts_once(spark: SparkSession, stream: Str
     stream.write_files(0, 2)
     stream.run(spark, 2)
     stream.forget_commit(1)
-    write_file(
-        stream, 1, range(1040, 1080), int((stream.source / "00001.json").stat().st_mtime)
-    )  # as rand() changes them
+    # rand() would change the rows like this
+    write_file(stream, 1, range(1040, 1080), int((stream.source / "00001.json").stat().st_mtime))
     refuse(spark, stream, "their content differs")
     operate("accept", stream)
     stream.write_files(2, 1)

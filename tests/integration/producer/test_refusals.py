@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 import pytest
+from kio.schema.errors import ErrorCode
 from support.lateness import Stopwatch
 from support.librdkafka import read_topic, read_values
 from support.raw_batches import read_batches
@@ -161,7 +162,7 @@ def test_batch_over_segment_size_fails_and_others_arrive(
     producer = start_producer(broker.bootstrap_servers, **{"max.request.size": 4 * megabyte})
     with within(0, 5), pytest.raises(KafkaError, match=rf"{topic}-0") as caught:
         producer.send(topic, b"x" * (2 * megabyte)).result(30)
-    assert caught.value.error_code == 18
+    assert caught.value.error_code == ErrorCode.record_list_too_large
     assert not caught.value.retriable
     assert producer.send(topic, b"small").result(30).offset == 0
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 from support.scripted_broker.cluster import ScriptedCluster
-from support.scripted_broker.dispatch import API_VERSIONS
 from support.scripted_server import ScriptedServer
 
 import spark_kafka_sink
@@ -18,6 +17,7 @@ from spark_kafka_sink.admin.topics import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import BootstrapResolutionError, UnknownTopicOrPartitionError
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.batch import seal
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.encoder import encode_rows
@@ -114,7 +114,7 @@ def test_every_broker_gets_the_clients_name_and_version(server: ScriptedServer) 
     with reader(server.bootstrap_servers) as found:
         count(found)
     with server.lock:
-        told = [exchange.request for exchange in server.cluster.requests_of(API_VERSIONS)]
+        told = [exchange.request for exchange in server.cluster.requests_of(ApiKey.API_VERSIONS)]
     assert len(told) >= 3
     names = {(request.client_software_name, request.client_software_version) for request in told}
     assert names == {("spark-kafka-sink", spark_kafka_sink.__version__)}

@@ -16,9 +16,7 @@ from spark_kafka_sink.network.selector import Selector
 from spark_kafka_sink.network.transport import resolve
 from spark_kafka_sink.protocol.framing import encode_request, parse_response
 from spark_kafka_sink.protocol.metadata import MetadataRequest
-from spark_kafka_sink.protocol.versions import request_type
-
-METADATA = 3
+from spark_kafka_sink.protocol.versions import ApiKey, request_type
 
 
 @pytest.fixture
@@ -65,7 +63,7 @@ def test_each_node_answers_on_its_own_port(server: ScriptedServer, selector: Sel
     for node_id in (0, 1):
         connect(selector, server, node_id)
         (received,) = ask(selector, node_id, 70 + node_id)
-        correlation_id, answer = parse_response(request_type(METADATA, 12), received.payload)
+        correlation_id, answer = parse_response(request_type(ApiKey.METADATA, 12), received.payload)
         assert correlation_id == 70 + node_id
         assert {broker.port for broker in answer.brokers} == ports
     with server.lock:
@@ -75,10 +73,10 @@ def test_each_node_answers_on_its_own_port(server: ScriptedServer, selector: Sel
 def test_delayed_response_delays_the_next_one(server: ScriptedServer, selector: Selector) -> None:
     connect(selector, server, 0)
     with server.lock:
-        server.cluster.on(METADATA, faults.delay(150))
+        server.cluster.on(ApiKey.METADATA, faults.delay(150))
     started = time.monotonic()
     received = ask(selector, 0, 1, 2)
-    assert [parse_response(request_type(METADATA, 12), each.payload)[0] for each in received] == [1, 2]
+    assert [parse_response(request_type(ApiKey.METADATA, 12), each.payload)[0] for each in received] == [1, 2]
     assert time.monotonic() - started >= 0.14
 
 

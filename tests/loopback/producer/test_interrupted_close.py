@@ -16,8 +16,8 @@ from support.scripted_server import ScriptedServer
 
 from spark_kafka_sink import KafkaProducer
 from spark_kafka_sink.common.errors import ProducerClosedError
+from spark_kafka_sink.protocol.versions import ApiKey
 
-PRODUCE = 0
 JOIN_S = 5
 
 
@@ -62,7 +62,7 @@ def test_interrupted_close_leaves_records_to_the_sender(second_close: str) -> No
     cluster = ScriptedCluster(1)
     cluster.create_topic("t", partitions=1)
     arrived, goes_on = threading.Event(), threading.Event()
-    cluster.on(PRODUCE, hold(arrived, goes_on))
+    cluster.on(ApiKey.PRODUCE, hold(arrived, goes_on))
     with ScriptedServer(cluster) as server:
         producer = KafkaProducer({"bootstrap.servers": ",".join(server.bootstrap_servers), "linger.ms": "0"})
         future = producer.send("t", b"value")

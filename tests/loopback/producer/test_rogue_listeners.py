@@ -18,8 +18,8 @@ from support.scripted_server import ScriptedServer
 
 from spark_kafka_sink import KafkaProducer
 from spark_kafka_sink.common.errors import KafkaTimeoutError, SaslAuthenticationError
+from spark_kafka_sink.protocol.versions import ApiKey
 
-METADATA = 3
 LIMITS = {"max.block.ms": 1_000, "delivery.timeout.ms": 1_000, "request.timeout.ms": 500, "linger.ms": 0}
 PASSWORD = "canary-Pa55word"
 
@@ -47,7 +47,7 @@ def advertise(server: ScriptedServer, host: str, port: int) -> None:
         return {**values, "brokers": brokers}
 
     with server.lock:
-        server.cluster.on(METADATA, faults.change(lie), times=None)
+        server.cluster.on(ApiKey.METADATA, faults.change(lie), times=None)
 
 
 @contextlib.contextmanager
@@ -141,7 +141,7 @@ def test_server_that_does_not_know_the_password_is_refused(server: ScriptedServe
     rogue.sasl = SaslListener(users={"alice": "another"})
     with ScriptedServer(rogue) as other:
         with other.lock:
-            rogue.on(36, _let_in(rogue), times=None)
+            rogue.on(ApiKey.SASL_AUTHENTICATE, _let_in(rogue), times=None)
         advertise(server, "127.0.0.1", rogue.nodes[1].port)
         settings = {
             "bootstrap.servers": server.bootstrap_servers[0],
@@ -153,7 +153,7 @@ def test_server_that_does_not_know_the_password_is_refused(server: ScriptedServe
             assert producer.send("t", b"x", partition=0).result(10).offset == 0
             with pytest.raises(SaslAuthenticationError, match="is wrong"):
                 producer.send("t", b"secret", partition=1).result(10)
-    assert rogue.requests_of(0) == []
+    assert rogue.requests_of(ApiKey.PRODUCE) == []
     heard = b"".join(rogue.sasl.tokens_heard)
     assert PASSWORD.encode() not in heard
 

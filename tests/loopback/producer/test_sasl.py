@@ -17,7 +17,7 @@ from support.scram_server import ScramServer
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer
-from support.scripted_broker.sasl import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE, SaslListener
+from support.scripted_broker.sasl import SaslListener
 from support.scripted_server import ScriptedServer
 from support.token_endpoint import CANARY, answering, token_endpoint
 
@@ -29,6 +29,7 @@ from spark_kafka_sink.common.errors import (
     SaslAuthenticationError,
     UnsupportedSaslMechanismError,
 )
+from spark_kafka_sink.protocol.versions import ApiKey
 
 PASSWORD = "canary-Pa55word"
 MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
@@ -96,8 +97,8 @@ def test_records_arrive_after_every_login(server, cluster, mechanism, is_idempot
             made.send("t", b"%d" % number, partition=number % 2).result(timeout=20)
     assert sorted(values(cluster)) == [b"%d" % number for number in range(10)]
     assert set(cluster.sasl.handshakes) == {mechanism}
-    assert {exchange.version for exchange in cluster.requests_of(SASL_HANDSHAKE)} == {1}
-    assert {exchange.version for exchange in cluster.requests_of(SASL_AUTHENTICATE)} == {2}
+    assert {exchange.version for exchange in cluster.requests_of(ApiKey.SASL_HANDSHAKE)} == {1}
+    assert {exchange.version for exchange in cluster.requests_of(ApiKey.SASL_AUTHENTICATE)} == {2}
 
 
 def test_plain_without_tls_needs_the_setting(server, cluster) -> None:
@@ -166,10 +167,10 @@ def refused(server: ScriptedServer, cluster: ScriptedCluster, kind: type[KafkaEr
         assert "127.0.0.1" in str(first)
         failure(made)
         with server.lock:
-            before = len(cluster.sasl.handshakes) + len(cluster.requests_of(API_VERSIONS))
-        time.sleep(1.0)  # as long as reconnect.backoff.max.ms: without a pause there would be hundreds
+            before = len(cluster.sasl.handshakes) + len(cluster.requests_of(ApiKey.API_VERSIONS))
+        time.sleep(1.0)  # as long as reconnect.backoff.max.ms: a storm would be hundreds
         with server.lock:
-            assert len(cluster.sasl.handshakes) + len(cluster.requests_of(API_VERSIONS)) - before <= 8
+            assert len(cluster.sasl.handshakes) + len(cluster.requests_of(ApiKey.API_VERSIONS)) - before <= 8
     assert values(cluster) == []
     return str(first)
 
@@ -201,7 +202,7 @@ def test_listener_without_sasl_is_refused(server, cluster) -> None:
     cluster.sasl = None
     with producer(server) as made:
         assert isinstance(failure(made), IllegalSaslStateError)
-    assert cluster.requests_of(SASL_AUTHENTICATE) == []
+    assert cluster.requests_of(ApiKey.SASL_AUTHENTICATE) == []
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def test_error_has_the_servers_text_on_one_line_without_secrets(server, cluster,
 # ---- failures that the producer retries ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("api_key", [API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE])
+@pytest.mark.parametrize("api_key", [ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE])
 @pytest.mark.parametrize(
     "hook",
     [
@@ -261,7 +262,7 @@ def test_error_has_the_servers_text_on_one_line_without_secrets(server, cluster,
     ids=["cut before", "cut after", "short", "another id", "-1", "2 GB", "1 MB", "zeroes"],
 )
 def test_failure_during_the_login_is_retried(server, cluster, api_key, hook) -> None:
-    zeroes_are_an_answer = {SASL_HANDSHAKE, SASL_AUTHENTICATE}
+    zeroes_are_an_answer = {ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
     with server.lock:
         cluster.on(api_key, hook, times=2)
     with producer(server) as made:
@@ -275,7 +276,7 @@ def test_failure_during_the_login_is_retried(server, cluster, api_key, hook) -> 
 
 def test_silent_server_takes_one_connection_timeout(server, cluster) -> None:
     with server.lock:
-        cluster.on(SASL_AUTHENTICATE, faults.lose_response(), times=None)
+        cluster.on(ApiKey.SASL_AUTHENTICATE, faults.lose_response(), times=None)
     settings = {"max_block_ms": 1_500, "socket_connection_setup_timeout_ms": 300}
     with producer(server, **settings) as made:
         started_s = time.monotonic()
@@ -314,7 +315,7 @@ def test_session_is_renewed_under_load_without_loss_or_reordering(server, cluste
     cluster.sasl.session_lifetime_ms, cluster.sasl.grace_ms = 1_200, 1_200
     rng = random.Random(seed)
     with server.lock:
-        cluster.on(0, _delayed(rng), times=None)
+        cluster.on(ApiKey.PRODUCE, _delayed(rng), times=None)
     sent: list[list[bytes]] = [[], []]
     with producer(server, linger_ms=0, batch_size=200) as made:
         futures = []
@@ -349,7 +350,7 @@ def test_unanswered_renewal_is_a_lost_connection(server, cluster) -> None:
     with producer(server, request_timeout_ms=400) as made:
         made.send("t", b"first", partition=0).result(timeout=20)
         with server.lock:
-            cluster.on(SASL_AUTHENTICATE, faults.lose_response(), times=1)
+            cluster.on(ApiKey.SASL_AUTHENTICATE, faults.lose_response(), times=1)
         time.sleep(1.25)
         made.send("t", b"second", partition=0).result(timeout=20)
     assert values(cluster) == [b"first", b"second"]
@@ -374,7 +375,7 @@ def test_old_node_without_session_lifetimes_works(server, cluster) -> None:
     cluster.versions = KAFKA_2_1
     with producer(server) as made:
         made.send("t", b"x").result(timeout=20)
-    assert {exchange.version for exchange in cluster.requests_of(SASL_AUTHENTICATE)} == {0}
+    assert {exchange.version for exchange in cluster.requests_of(ApiKey.SASL_AUTHENTICATE)} == {0}
 
 
 def _lifetime(lifetime_ms: int) -> faults.Hook:
@@ -385,7 +386,7 @@ def _lifetime(lifetime_ms: int) -> faults.Hook:
 @pytest.mark.parametrize("lifetime_ms", [-1, 1, 10**15])
 def test_implausible_session_lifetimes_cause_few_logins(server, cluster, lifetime_ms) -> None:
     with server.lock:
-        cluster.on(SASL_AUTHENTICATE, _lifetime(lifetime_ms), times=None)
+        cluster.on(ApiKey.SASL_AUTHENTICATE, _lifetime(lifetime_ms), times=None)
     with producer(server) as made:
         for _ in range(20):
             made.send("t", b"x", partition=0).result(timeout=20)
@@ -395,7 +396,7 @@ def test_implausible_session_lifetimes_cause_few_logins(server, cluster, lifetim
 @pytest.mark.parametrize("lifetime_ms", [-(2**63), 2**63 - 1])
 def test_session_lifetime_out_of_range_is_an_error(server, cluster, lifetime_ms) -> None:
     with server.lock:
-        cluster.on(SASL_AUTHENTICATE, _lifetime(lifetime_ms), times=None)
+        cluster.on(ApiKey.SASL_AUTHENTICATE, _lifetime(lifetime_ms), times=None)
     with producer(server, max_block_ms=1_000) as made:
         error = failure(made)
     assert "SaslAuthenticate's response" in str(error)

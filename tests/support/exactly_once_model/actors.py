@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from support.scripted_broker.transaction_coordinator import CONCURRENT_TRANSACTIONS, Commit
+from kio.schema.errors import ErrorCode
+from support.scripted_broker.transaction_coordinator import Commit
 
 from spark_kafka_sink.admin.coordinator_calls import Outcome
 from spark_kafka_sink.admin.group_offsets import CommittedOffset
@@ -31,7 +32,9 @@ TIMEOUT_MS = 10_000
 def init_producer_id(world: World, key: str, held: tuple[int, int]) -> ProducerIdAndEpoch:
     def effect() -> ProducerIdAndEpoch:
         coordinator = world.cluster.transactions
-        while (code := coordinator.init_producer_id(key, TIMEOUT_MS, held, world.now_ms)) == CONCURRENT_TRANSACTIONS:
+        while (
+            code := coordinator.init_producer_id(key, TIMEOUT_MS, held, world.now_ms)
+        ) == ErrorCode.concurrent_transactions:
             coordinator.advance(world.now_ms)
         if code:
             raise error_for_code(code)
@@ -57,7 +60,7 @@ def write(world: World, open_: OpenTransaction, place: TopicPartition, sequence:
         if open_.transaction_version >= 2:
             add()
         elif tuple(place) not in coordinator.transactions[open_.transactional_id].partitions:
-            raise error_for_code(48)
+            raise error_for_code(ErrorCode.invalid_txn_state)
         log = world.cluster.log(place.topic, place.partition)
         log.append(open_.producer_id, open_.producer_epoch, sequence, values)
 

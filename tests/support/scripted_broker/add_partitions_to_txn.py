@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kio.schema.errors import ErrorCode
 from support.scripted_broker.exchange import Answer, Exchange
 
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
-
-UNKNOWN_TOPIC_OR_PARTITION = 3
-NOT_COORDINATOR = 16
-OPERATION_NOT_ATTEMPTED = 55
 
 
 def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
     request = exchange.request
     key = request.v3_and_below_transactional_id
     if cluster.coordinator_id(key) != exchange.node_id:
-        return Answer(refuse(cluster, exchange, NOT_COORDINATOR))
+        return Answer(refuse(cluster, exchange, ErrorCode.not_coordinator))
     wanted = _partitions(exchange)
     unknown = {each for each in wanted if cluster.partition(*each) is None}
     if unknown:
-        codes = {each: UNKNOWN_TOPIC_OR_PARTITION if each in unknown else OPERATION_NOT_ATTEMPTED for each in wanted}
+        codes = {
+            each: ErrorCode.unknown_topic_or_partition if each in unknown else ErrorCode.operation_not_attempted
+            for each in wanted
+        }
         return Answer(_values(codes))
     error_code = cluster.transactions.check(key, request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
     if not error_code:

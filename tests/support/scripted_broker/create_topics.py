@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kio.schema.errors import ErrorCode
 from support.scripted_broker.exchange import Answer, Exchange
 
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
-
-TOPIC_ALREADY_EXISTS = 36
-INVALID_REPLICATION_FACTOR = 38
 
 
 def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
@@ -19,9 +17,9 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
     for topic in exchange.request.topics:
         code = 0
         if topic.name in cluster.topics:
-            code = TOPIC_ALREADY_EXISTS
+            code = ErrorCode.topic_already_exists
         elif topic.replication_factor > len(cluster.live_node_ids):
-            code = INVALID_REPLICATION_FACTOR
+            code = ErrorCode.invalid_replication_factor
         else:
             made = cluster.create_topic(str(topic.name), int(topic.num_partitions))
             made.configs |= {str(config.name): str(config.value) for config in topic.configs}

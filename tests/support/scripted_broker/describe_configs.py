@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from kio.schema.errors import ErrorCode
 from support.scripted_broker.exchange import Answer, Exchange
 
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
 
-UNKNOWN_TOPIC_OR_PARTITION = 3
 DEFAULTS: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
     "unclean.leader.election.enable": "false",
@@ -30,7 +30,7 @@ def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Map
 def _describe(cluster: ScriptedCluster, exchange: Exchange, resource: Any) -> Mapping[str, Any]:
     topic = cluster.visible_topic(str(resource.resource_name), exchange.now_ms)
     if topic is None:
-        return _result(resource, UNKNOWN_TOPIC_OR_PARTITION)
+        return _result(resource, ErrorCode.unknown_topic_or_partition)
     known = {**DEFAULTS, **topic.configs}
     names = known if resource.configuration_keys is None else resource.configuration_keys
     configs = [

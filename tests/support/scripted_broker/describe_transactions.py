@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kio.schema.errors import ErrorCode
 from support.scripted_broker.exchange import Answer, Exchange
 
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
 
-NOT_COORDINATOR = 16
-TRANSACTIONAL_ID_NOT_FOUND = 105
 OFFSETS_TOPIC = "__consumer_offsets"
 
 
@@ -27,10 +26,10 @@ def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Map
 
 def _describe(cluster: ScriptedCluster, exchange: Exchange, key: str) -> Mapping[str, Any]:
     if cluster.coordinator_id(key) != exchange.node_id:
-        return {"transactional_id": key, "error_code": NOT_COORDINATOR}
+        return {"transactional_id": key, "error_code": ErrorCode.not_coordinator}
     held = cluster.transactions.transactions.get(key)
     if held is None:
-        return {"transactional_id": key, "error_code": TRANSACTIONAL_ID_NOT_FOUND}
+        return {"transactional_id": key, "error_code": ErrorCode.transactional_id_not_found}
     topics: dict[str, list[int]] = {OFFSETS_TOPIC: [0]} if held.groups else {}
     for topic, index in sorted(held.partitions):
         topics.setdefault(topic, []).append(index)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kio.index import load_request_schema
+from kio.schema.errors import ErrorCode
 from kio.schema.request_header.v1.header import RequestHeader
 from kio.serial import entity_reader
 from support.scripted_broker import (
@@ -30,11 +31,10 @@ from support.scripted_broker import (
 from support.scripted_broker.exchange import Answer, Exchange, Reply
 from support.scripted_broker.responses import encode_response
 
+from spark_kafka_sink.protocol.versions import ApiKey
+
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
-
-API_VERSIONS = 18
-UNSUPPORTED_VERSION = 35
 
 
 class Api(NamedTuple):
@@ -45,24 +45,24 @@ class Api(NamedTuple):
 
 
 API_BY_KEY: dict[int, Api] = {
-    0: Api(produce.respond, produce.refuse),
-    1: Api(fetch.respond, fetch.refuse),
-    2: Api(list_offsets.respond, list_offsets.refuse),
-    3: Api(metadata.respond, metadata.refuse),
-    9: Api(offset_fetch.respond, offset_fetch.refuse),
-    10: Api(find_coordinator.respond, find_coordinator.refuse),
-    17: Api(sasl.respond_handshake, sasl.refuse_handshake),
-    18: Api(api_versions.respond, api_versions.refuse),
-    19: Api(create_topics.respond, create_topics.refuse),
-    22: Api(init_producer_id.respond, init_producer_id.refuse),
-    24: Api(add_partitions_to_txn.respond, add_partitions_to_txn.refuse),
-    25: Api(add_offsets_to_txn.respond, add_offsets_to_txn.refuse),
-    26: Api(end_txn.respond, end_txn.refuse),
-    28: Api(txn_offset_commit.respond, txn_offset_commit.refuse),
-    32: Api(describe_configs.respond, describe_configs.refuse),
-    36: Api(sasl.respond_authenticate, sasl.refuse_authenticate),
-    65: Api(describe_transactions.respond, describe_transactions.refuse),
-    66: Api(list_transactions.respond, list_transactions.refuse),
+    ApiKey.PRODUCE: Api(produce.respond, produce.refuse),
+    ApiKey.FETCH: Api(fetch.respond, fetch.refuse),
+    ApiKey.LIST_OFFSETS: Api(list_offsets.respond, list_offsets.refuse),
+    ApiKey.METADATA: Api(metadata.respond, metadata.refuse),
+    ApiKey.OFFSET_FETCH: Api(offset_fetch.respond, offset_fetch.refuse),
+    ApiKey.FIND_COORDINATOR: Api(find_coordinator.respond, find_coordinator.refuse),
+    ApiKey.SASL_HANDSHAKE: Api(sasl.respond_handshake, sasl.refuse_handshake),
+    ApiKey.API_VERSIONS: Api(api_versions.respond, api_versions.refuse),
+    ApiKey.CREATE_TOPICS: Api(create_topics.respond, create_topics.refuse),
+    ApiKey.INIT_PRODUCER_ID: Api(init_producer_id.respond, init_producer_id.refuse),
+    ApiKey.ADD_PARTITIONS_TO_TXN: Api(add_partitions_to_txn.respond, add_partitions_to_txn.refuse),
+    ApiKey.ADD_OFFSETS_TO_TXN: Api(add_offsets_to_txn.respond, add_offsets_to_txn.refuse),
+    ApiKey.END_TXN: Api(end_txn.respond, end_txn.refuse),
+    ApiKey.TXN_OFFSET_COMMIT: Api(txn_offset_commit.respond, txn_offset_commit.refuse),
+    ApiKey.DESCRIBE_CONFIGS: Api(describe_configs.respond, describe_configs.refuse),
+    ApiKey.SASL_AUTHENTICATE: Api(sasl.respond_authenticate, sasl.refuse_authenticate),
+    ApiKey.DESCRIBE_TRANSACTIONS: Api(describe_transactions.respond, describe_transactions.refuse),
+    ApiKey.LIST_TRANSACTIONS: Api(list_transactions.respond, list_transactions.refuse),
 }
 
 
@@ -112,7 +112,10 @@ def _run_scripts(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
 
 def _refuse_version(cluster: ScriptedCluster, node_id: int, api_key: int, correlation_id: int) -> list[Reply]:
     """A broker hangs up on a version it does not speak; only ApiVersions is answered, in version 0 (KIP-511)."""
-    if api_key != API_VERSIONS:
+    if api_key != ApiKey.API_VERSIONS:
         return [Reply(0, b"", close=True)]
-    values = {"error_code": UNSUPPORTED_VERSION, "api_keys": api_versions.ranges(cluster, node_id, {API_VERSIONS})}
-    return [Reply(0, encode_response(API_VERSIONS, 0, correlation_id, values))]
+    values = {
+        "error_code": ErrorCode.unsupported_version,
+        "api_keys": api_versions.ranges(cluster, node_id, {ApiKey.API_VERSIONS}),
+    }
+    return [Reply(0, encode_response(ApiKey.API_VERSIONS, 0, correlation_id, values))]

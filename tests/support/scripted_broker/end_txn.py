@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kio.schema.errors import ErrorCode
 from support.scripted_broker.exchange import Answer, Exchange
 
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
 
-NOT_COORDINATOR = 16
 FIRST_OF_VERSION_2 = 5
 
 
@@ -18,7 +18,7 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
     request = exchange.request
     key = request.transactional_id
     if cluster.coordinator_id(key) != exchange.node_id:
-        return Answer(refuse(cluster, exchange, NOT_COORDINATOR))
+        return Answer(refuse(cluster, exchange, ErrorCode.not_coordinator))
     version = 2 if exchange.version >= FIRST_OF_VERSION_2 else 1
     error_code = cluster.transactions.end(
         key, request.producer_id, request.producer_epoch, request.committed, version, exchange.now_ms

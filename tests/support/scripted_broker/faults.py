@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from support.scripted_broker.dispatch import API_BY_KEY
 from support.scripted_broker.exchange import Answer, Exchange
 
+from spark_kafka_sink.common.errors import KafkaError
+
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
 
@@ -43,8 +45,10 @@ class Script:
         return True
 
 
-def fail_with(error_code: int) -> Hook:
-    """Nothing happens; every place of the response that can hold an error holds this one."""
+def fail_with(error: type[KafkaError] | int) -> Hook:
+    """Refuse the request. Each error code of the response is that of `error`: an error class or a code."""
+    error_code = error if isinstance(error, int) else error.error_code
+    assert error_code is not None, f"{error} has no error code"
 
     def hook(cluster: ScriptedCluster, exchange: Exchange, proceed: Proceed) -> Answer:
         return Answer(API_BY_KEY[exchange.api_key].refuse(cluster, exchange, error_code))

@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kio.schema.errors import ErrorCode
 from support.scripted_broker.exchange import Answer, Exchange
 
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
     from support.scripted_broker.partition_log import PartitionLog
-
-OFFSET_OUT_OF_RANGE = 1
-UNKNOWN_TOPIC_OR_PARTITION = 3
-NOT_LEADER_OR_FOLLOWER = 6
-FENCED_LEADER_EPOCH = 74
-UNKNOWN_LEADER_EPOCH = 75
 
 
 def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
@@ -59,12 +54,12 @@ def leader_error(cluster: ScriptedCluster, node_id: int, topic: str, wanted_part
     """Why this node does not serve the partition at this leader epoch (-1: not asked), or 0."""
     partition = cluster.partition(topic, wanted_partition)
     if partition is None:
-        return UNKNOWN_TOPIC_OR_PARTITION
+        return ErrorCode.unknown_topic_or_partition
     if partition.leader_id != node_id:
-        return NOT_LEADER_OR_FOLLOWER
+        return ErrorCode.not_leader_or_follower
     if epoch < 0 or epoch == partition.leader_epoch:
         return 0
-    return FENCED_LEADER_EPOCH if epoch < partition.leader_epoch else UNKNOWN_LEADER_EPOCH
+    return ErrorCode.fenced_leader_epoch if epoch < partition.leader_epoch else ErrorCode.unknown_leader_epoch
 
 
 def _read(cluster: ScriptedCluster, exchange: Exchange, topic: str, wanted: Any, room: int) -> dict[str, Any]:
@@ -75,7 +70,7 @@ def _read(cluster: ScriptedCluster, exchange: Exchange, topic: str, wanted: Any,
         return _values(index, error_code)
     log = cluster.log(topic, index)
     if not log.log_start_offset <= offset <= log.next_offset:
-        return _values(index, OFFSET_OUT_OF_RANGE)
+        return _values(index, ErrorCode.offset_out_of_range)
     found: list[bytes] = []
     size = 0
     limit = min(room, wanted.partition_max_bytes)

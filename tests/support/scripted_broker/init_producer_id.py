@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kio.schema.errors import ErrorCode
 from support.scripted_broker.exchange import Answer, Exchange
 
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
-
-NOT_COORDINATOR = 16
 
 
 def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
@@ -19,7 +18,7 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
     if key is None:
         return Answer(_given(cluster, coordinator.new_producer_id(), 0))
     if cluster.coordinator_id(key) != exchange.node_id:
-        return Answer(refuse(cluster, exchange, NOT_COORDINATOR))
+        return Answer(refuse(cluster, exchange, ErrorCode.not_coordinator))
     claimed = (getattr(request, "producer_id", -1), getattr(request, "producer_epoch", -1))
     timeout_ms = int(request.transaction_timeout.total_seconds() * 1000)
     error_code = coordinator.init_producer_id(key, timeout_ms, claimed, exchange.now_ms)

@@ -6,15 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kio.schema.errors import ErrorCode
 from support.scripted_broker.exchange import Answer, Exchange
 
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster, ScriptedPartition, ScriptedTopic
 
-UNKNOWN_TOPIC_OR_PARTITION = 3
-LEADER_NOT_AVAILABLE = 5
-INVALID_TOPIC = 17
-UNKNOWN_TOPIC_ID = 100
 _VALID_NAME = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")
 
 
@@ -51,18 +48,18 @@ def _requested(cluster: ScriptedCluster, wanted: Any, exchange: Exchange) -> Map
     for topic in cluster.topics.values():
         if topic.id == wanted.topic_id:
             return _describe(cluster, topic.name, exchange, may_create=False)
-    return {"error_code": UNKNOWN_TOPIC_ID, "name": None, "topic_id": wanted.topic_id}
+    return {"error_code": ErrorCode.unknown_topic_id, "name": None, "topic_id": wanted.topic_id}
 
 
 def _describe(cluster: ScriptedCluster, name: str, exchange: Exchange, may_create: bool) -> Mapping[str, Any]:
     if not _VALID_NAME.fullmatch(name):
-        return {"error_code": INVALID_TOPIC, "name": name}
+        return {"error_code": ErrorCode.invalid_topic_exception, "name": name}
     topic = cluster.visible_topic(name, exchange.now_ms)
     if topic is None:
         if may_create and cluster.auto_create_topics and name not in cluster.topics:
             visible_from_ms = exchange.now_ms + cluster.topic_creation_ms
             cluster.create_topic(name, cluster.default_partitions, visible_from_ms=visible_from_ms)
-        return {"error_code": UNKNOWN_TOPIC_OR_PARTITION, "name": name}
+        return {"error_code": ErrorCode.unknown_topic_or_partition, "name": name}
     return _topic_values(cluster, topic)
 
 
@@ -81,7 +78,7 @@ def _topic_values(cluster: ScriptedCluster, topic: ScriptedTopic) -> Mapping[str
 def _partition_values(cluster: ScriptedCluster, index: int, partition: ScriptedPartition) -> Mapping[str, Any]:
     offline = [node_id for node_id in partition.replica_ids if node_id not in cluster.live_node_ids]
     return {
-        "error_code": LEADER_NOT_AVAILABLE if partition.leader_id < 0 else 0,
+        "error_code": ErrorCode.leader_not_available if partition.leader_id < 0 else 0,
         "partition_index": index,
         "leader_id": partition.leader_id,
         "leader_epoch": partition.leader_epoch,

@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kio.schema.errors import ErrorCode
 from support.scripted_broker.exchange import Answer, Exchange
 
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
 
-NOT_COORDINATOR = 16
-UNSTABLE_OFFSET_COMMIT = 88
 _FIRST_BATCHED = 8
 
 
@@ -49,7 +48,7 @@ def _refused(group: Any, error_code: int) -> dict[str, Any]:
 def _group(cluster: ScriptedCluster, exchange: Exchange, group: Any) -> dict[str, Any]:
     group_id = str(group.group_id)
     if cluster.coordinator_id(group_id) != exchange.node_id:
-        return _refused(group, NOT_COORDINATOR)
+        return _refused(group, ErrorCode.not_coordinator)
     coordinator = cluster.transactions
     committed = coordinator.offsets.get(group_id, {})
     unstable: set[tuple[str, int]] = set()
@@ -59,7 +58,7 @@ def _group(cluster: ScriptedCluster, exchange: Exchange, group: Any) -> dict[str
     wanted = _wanted(group, [*committed, *unstable])
     topics: dict[str, list[dict[str, Any]]] = {}
     for topic, index in wanted:
-        values = _values(index, UNSTABLE_OFFSET_COMMIT if (topic, index) in unstable else 0)
+        values = _values(index, ErrorCode.unstable_offset_commit if (topic, index) in unstable else 0)
         commit = committed.get((topic, index))
         if commit is not None and not values["error_code"]:
             values |= {"committed_offset": commit.offset, "metadata": commit.metadata or ""}

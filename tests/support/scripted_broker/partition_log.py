@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kio.schema.errors import ErrorCode
 from support.scripted_broker.batches import (
     NO_SEQUENCE,
     SEQUENCE_MODULUS,
@@ -19,8 +20,6 @@ from support.scripted_broker.batches import (
     read_records,
 )
 
-OUT_OF_ORDER_SEQUENCE = 45
-INVALID_PRODUCER_EPOCH = 47
 _REMEMBERED_BATCHES = 5
 
 
@@ -148,15 +147,15 @@ class PartitionLog:
         if state is None:
             return None  # a producer without state may begin anywhere
         if header.producer_epoch < state.epoch:
-            return AppendResult(INVALID_PRODUCER_EPOCH)
+            return AppendResult(ErrorCode.invalid_producer_epoch)
         if header.producer_epoch > state.epoch:
-            return None if header.base_sequence == 0 else AppendResult(OUT_OF_ORDER_SEQUENCE)
+            return None if header.base_sequence == 0 else AppendResult(ErrorCode.out_of_order_sequence_number)
         for batch in state.batches:
             if (batch.base_sequence, batch.last_sequence) == (header.base_sequence, header.last_sequence):
                 self.duplicates += 1
                 return AppendResult(0, batch.base_offset, is_duplicate=True, log_append_time=header.max_timestamp)
         if header.base_sequence != (state.last_sequence + 1) % SEQUENCE_MODULUS:
-            return AppendResult(OUT_OF_ORDER_SEQUENCE)
+            return AppendResult(ErrorCode.out_of_order_sequence_number)
         return None
 
     def _remember(self, header: BatchHeader, base_offset: int) -> None:

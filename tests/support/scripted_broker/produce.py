@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kio.schema.errors import ErrorCode
 from support.scripted_broker.batches import HEADER, BadBatchError, BatchHeader
 from support.scripted_broker.exchange import Answer, Exchange
-from support.scripted_broker.partition_log import INVALID_PRODUCER_EPOCH
-from support.scripted_broker.transaction_coordinator import INVALID_TXN_STATE, PRODUCER_FENCED
 
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
 
-UNKNOWN_TOPIC_OR_PARTITION = 3
-NOT_LEADER_OR_FOLLOWER = 6
-MESSAGE_TOO_LARGE = 10
-INVALID_REQUIRED_ACKS = 21
 _FIRST_WITH_ZSTD = 7
 _FIRST_OF_TRANSACTION_V2 = 12
-_UNSUPPORTED_COMPRESSION = 76
 _ZSTD = 4
 
 
@@ -63,19 +57,19 @@ def _append(
     values: dict[str, Any] = {"index": data.index, "base_offset": -1}
     partition = cluster.partition(topic_name, data.index)
     if exchange.request.acks not in (-1, 0, 1):
-        return values | {"error_code": INVALID_REQUIRED_ACKS}
+        return values | {"error_code": ErrorCode.invalid_required_acks}
     if partition is None:
-        return values | {"error_code": UNKNOWN_TOPIC_OR_PARTITION}
+        return values | {"error_code": ErrorCode.unknown_topic_or_partition}
     if partition.leader_id != exchange.node_id:
         if cluster.has_leader_hints and partition.leader_id >= 0:
             hinted.add(partition.leader_id)
             values["current_leader"] = {"leader_id": partition.leader_id, "leader_epoch": partition.leader_epoch}
-        return values | {"error_code": NOT_LEADER_OR_FOLLOWER}
+        return values | {"error_code": ErrorCode.not_leader_or_follower}
     records = data.records or b""
     if len(records) > cluster.topics[topic_name].max_message_bytes:
-        return values | {"error_code": MESSAGE_TOO_LARGE}
+        return values | {"error_code": ErrorCode.message_too_large}
     if exchange.version < _FIRST_WITH_ZSTD and len(records) > 22 and records[22] & 7 == _ZSTD:
-        return values | {"error_code": _UNSUPPORTED_COMPRESSION}
+        return values | {"error_code": ErrorCode.unsupported_compression_type}
     refused = _join_transaction(cluster, exchange, topic_name, data.index, records)
     if refused:
         return values | {"error_code": refused}
@@ -101,11 +95,11 @@ def _join_transaction(cluster: ScriptedCluster, exchange: Exchange, topic: str, 
     header = BatchHeader._make(HEADER.unpack_from(records))
     refused = cluster.transactions.check(key, header.producer_id, header.producer_epoch)
     if refused:
-        return INVALID_PRODUCER_EPOCH if refused == PRODUCER_FENCED else refused
+        return ErrorCode.invalid_producer_epoch if refused == ErrorCode.producer_fenced else refused
     if exchange.version >= _FIRST_OF_TRANSACTION_V2:
         cluster.transactions.begin(key, exchange.now_ms, 2).partitions.add((topic, index))
     elif (topic, index) not in cluster.transactions.transactions[key].partitions:
-        return INVALID_TXN_STATE
+        return ErrorCode.invalid_txn_state
     return 0
 
 

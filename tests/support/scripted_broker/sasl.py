@@ -6,19 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kio.schema.errors import ErrorCode
 from support.scram_server import ScramServer
 from support.scripted_broker.exchange import Answer, Exchange
+
+from spark_kafka_sink.protocol.versions import ApiKey
 
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
 
-SASL_HANDSHAKE = 17
-API_VERSIONS = 18
-SASL_AUTHENTICATE = 36
-UNSUPPORTED_SASL_MECHANISM = 33
-ILLEGAL_SASL_STATE = 34
-SASL_AUTHENTICATION_FAILED = 58
-_OPEN_TO_ALL = {SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE}
+_OPEN_TO_ALL = {ApiKey.SASL_HANDSHAKE, ApiKey.API_VERSIONS, ApiKey.SASL_AUTHENTICATE}
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
 
@@ -76,7 +73,7 @@ class SaslListener:
         self.handshakes.append(mechanism)
         if mechanism not in self.mechanisms:
             session.is_refused = True
-            return UNSUPPORTED_SASL_MECHANISM
+            return ErrorCode.unsupported_sasl_mechanism
         session.mechanism, session.is_renewing = mechanism, session.is_authenticated
         session.scram = self.make_scram(_HASHES[mechanism], self.users) if mechanism in _HASHES else None
         return 0
@@ -113,7 +110,7 @@ class SaslListener:
 
 def respond_handshake(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
     if cluster.sasl is None:
-        return Answer(refuse_handshake(cluster, exchange, ILLEGAL_SASL_STATE))
+        return Answer(refuse_handshake(cluster, exchange, ErrorCode.illegal_sasl_state))
     error_code = cluster.sasl.shake_hands(exchange)
     return Answer({"error_code": error_code, "mechanisms": tuple(cluster.sasl.mechanisms)}, close=False)
 
@@ -125,10 +122,10 @@ def refuse_handshake(cluster: ScriptedCluster, exchange: Exchange, error_code: i
 def respond_authenticate(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
     sasl = cluster.sasl
     if sasl is None or sasl.session(exchange.connection).mechanism is None:
-        return Answer(refuse_authenticate(cluster, exchange, ILLEGAL_SASL_STATE))
+        return Answer(refuse_authenticate(cluster, exchange, ErrorCode.illegal_sasl_state))
     answer = sasl.hear(exchange)
     if answer is None:
-        return Answer(refuse_authenticate(cluster, exchange, SASL_AUTHENTICATION_FAILED), close=True)
+        return Answer(refuse_authenticate(cluster, exchange, ErrorCode.sasl_authentication_failed), close=True)
     return Answer(
         {
             "error_code": 0,

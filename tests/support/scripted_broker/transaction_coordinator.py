@@ -9,15 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from kio.schema.errors import ErrorCode
+
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
 
-INVALID_REQUEST = 42
-INVALID_TXN_STATE = 48
-INVALID_PRODUCER_ID_MAPPING = 49
-INVALID_TRANSACTION_TIMEOUT = 50
-CONCURRENT_TRANSACTIONS = 51
-PRODUCER_FENCED = 90
 MAX_EPOCH = 2**15 - 2
 NOT_STARTED = -1
 _NONE = -1
@@ -83,20 +79,20 @@ class TransactionCoordinator:
     def init_producer_id(self, key: str, timeout_ms: int, claimed: tuple[int, int], now_ms: int) -> int:
         """The next epoch, found in `transactions` after this."""
         if not key:
-            return INVALID_REQUEST
+            return ErrorCode.invalid_request
         if not 0 < timeout_ms <= self.max_timeout_ms:
-            return INVALID_TRANSACTION_TIMEOUT
+            return ErrorCode.invalid_transaction_timeout
         held = self.transactions.get(key)
         if held is None:
             held = self.transactions[key] = Transaction(key, self.new_producer_id(), timeout_ms)
         if claimed[0] >= 0 and not _may_claim(held, claimed):
-            return PRODUCER_FENCED
+            return ErrorCode.producer_fenced
         if held.state.startswith("Prepare"):
-            return CONCURRENT_TRANSACTIONS
+            return ErrorCode.concurrent_transactions
         if held.state == "Ongoing":
             self._fence(held, now_ms)
             self.advance(now_ms)
-            return CONCURRENT_TRANSACTIONS
+            return ErrorCode.concurrent_transactions
         held.timeout_ms = timeout_ms
         held.state, held.start_ms = "Empty", NOT_STARTED
         return self._next_epoch(held, claimed)
@@ -110,7 +106,7 @@ class TransactionCoordinator:
             held.last_epoch = held.epoch if has_claim else _NONE
             held.epoch += 1
         elif claimed[1] != held.last_epoch:
-            return PRODUCER_FENCED
+            return ErrorCode.producer_fenced
         return 0
 
     # ---- begin -------------------------------------------------------------------------------------------------------
@@ -119,10 +115,10 @@ class TransactionCoordinator:
         """Why this producer may not add to the transaction now."""
         held = self.transactions.get(key)
         if held is None or held.producer_id != producer_id:
-            return INVALID_PRODUCER_ID_MAPPING
+            return ErrorCode.invalid_producer_id_mapping
         if held.epoch != epoch:
-            return PRODUCER_FENCED
-        return CONCURRENT_TRANSACTIONS if held.state.startswith("Prepare") else 0
+            return ErrorCode.producer_fenced
+        return ErrorCode.concurrent_transactions if held.state.startswith("Prepare") else 0
 
     def begin(self, key: str, now_ms: int, version: int) -> Transaction:
         """The transaction, open. Checked before."""
@@ -138,9 +134,9 @@ class TransactionCoordinator:
         """Prepare to commit or abort, as EndTxn asks; a repetition changes nothing."""
         held = self.transactions.get(key)
         if held is None:
-            return INVALID_PRODUCER_ID_MAPPING
+            return ErrorCode.invalid_producer_id_mapping
         if held.client_version >= 2 and held.state.startswith("Prepare"):  # asked before anything else
-            return CONCURRENT_TRANSACTIONS
+            return ErrorCode.concurrent_transactions
         is_retry = held.client_version >= 2 and held.epoch == epoch + 1 and held.producer_id == producer_id
         is_overflow_retry = (
             held.client_version >= 2
@@ -148,17 +144,17 @@ class TransactionCoordinator:
             and epoch == MAX_EPOCH
         )
         if held.producer_id != producer_id and not is_overflow_retry:
-            return INVALID_PRODUCER_ID_MAPPING
+            return ErrorCode.invalid_producer_id_mapping
         is_retry = is_retry or is_overflow_retry
         if not self._is_valid_epoch(held, epoch, is_retry):
-            return PRODUCER_FENCED
+            return ErrorCode.producer_fenced
         if held.state.startswith("Prepare"):
-            return CONCURRENT_TRANSACTIONS
+            return ErrorCode.concurrent_transactions
         is_same_outcome = held.is_committing == committed
         if held.state.startswith("Complete") and (held.client_version < 2 or is_retry):
-            return 0 if is_same_outcome else INVALID_TXN_STATE
+            return 0 if is_same_outcome else ErrorCode.invalid_txn_state
         if held.state != "Ongoing" and (committed or version < 2):
-            return INVALID_TXN_STATE
+            return ErrorCode.invalid_txn_state
         self._prepare(held, committed, version, now_ms)  # version 2 may abort what has nothing in it
         return 0
 

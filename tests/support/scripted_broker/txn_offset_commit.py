@@ -7,15 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kio.schema.errors import ErrorCode
 from support.scripted_broker.exchange import Answer, Exchange
-from support.scripted_broker.transaction_coordinator import INVALID_TXN_STATE, Commit
+from support.scripted_broker.transaction_coordinator import Commit
 
 if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
 
-UNKNOWN_TOPIC_OR_PARTITION = 3
-NOT_COORDINATOR = 16
-OFFSET_METADATA_TOO_LARGE = 12
 MAX_METADATA = 4096
 _FIRST_OF_VERSION_2 = 5
 
@@ -24,11 +22,11 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
     request = exchange.request
     group = str(request.group_id)
     if cluster.coordinator_id(group) != exchange.node_id:
-        return Answer(refuse(cluster, exchange, NOT_COORDINATOR))
+        return Answer(refuse(cluster, exchange, ErrorCode.not_coordinator))
     key, has_implicit_add = request.transactional_id, exchange.version >= _FIRST_OF_VERSION_2
     refused = cluster.transactions.check(key, request.producer_id, request.producer_epoch)
     if not refused and not has_implicit_add and group not in cluster.transactions.transactions[key].groups:
-        refused = INVALID_TXN_STATE
+        refused = ErrorCode.invalid_txn_state
     if refused:
         return Answer(refuse(cluster, exchange, refused))
     held = cluster.transactions.begin(key, exchange.now_ms, 2 if has_implicit_add else 1)
@@ -64,5 +62,5 @@ def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Map
 
 def _refusal(cluster: ScriptedCluster, topic: str, wanted: Any) -> int:
     if cluster.partition(topic, wanted.partition_index) is None:
-        return UNKNOWN_TOPIC_OR_PARTITION
-    return OFFSET_METADATA_TOO_LARGE if len(wanted.committed_metadata or "") > MAX_METADATA else 0
+        return ErrorCode.unknown_topic_or_partition
+    return ErrorCode.offset_metadata_too_large if len(wanted.committed_metadata or "") > MAX_METADATA else 0

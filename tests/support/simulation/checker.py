@@ -22,6 +22,7 @@ from support.scripted_broker.batches import BrokerRecord
 from support.simulation.ledger import Call, Outcome, SentRecord
 
 from spark_kafka_sink.common.errors import KafkaTimeoutError, ProducerClosedError, RecordTooLargeError
+from spark_kafka_sink.protocol.versions import ApiKey
 
 if TYPE_CHECKING:
     from support.simulation.driver import Simulation
@@ -248,7 +249,7 @@ def _leaders(run: Simulation) -> Iterator[Finding]:
     if run.plan.settings["metadata.recovery.strategy"] == "rebootstrap":
         return
     reached: dict[tuple[str, int], int] = {}
-    for exchange in sorted(run.world.cluster.requests_of(0), key=lambda each: each.correlation_id):
+    for exchange in sorted(run.world.cluster.requests_of(ApiKey.PRODUCE), key=lambda each: each.correlation_id):
         for topic in exchange.request.topic_data:
             for data in topic.partition_data:
                 partition = (topic.name, data.index)

@@ -5,23 +5,47 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from kio.schema.errors import ErrorCode
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import NO_LEADER
 from support.scripted_broker.faults import Hook
 from support.simulation import hooks
 from support.simulation.world import World
 
+from spark_kafka_sink.common.errors import ClusterAuthorizationError
 from spark_kafka_sink.protocol.versions import ApiKey
 
 Fault = Callable[["Troubles"], str]
 """Does its harm and says what it was."""
 
-_NOT_APPENDED = (2, 3, 5, 6, 7, 19, 56, 74, 75)
+_NOT_APPENDED = (
+    ErrorCode.corrupt_message,
+    ErrorCode.unknown_topic_or_partition,
+    ErrorCode.leader_not_available,
+    ErrorCode.not_leader_or_follower,
+    ErrorCode.request_timed_out,
+    ErrorCode.not_enough_replicas,
+    ErrorCode.kafka_storage_error,
+    ErrorCode.fenced_leader_epoch,
+    ErrorCode.unknown_leader_epoch,
+)
 """Retriable codes of a Produce."""
-_REFUSED = (18, 21, 29, 32, 76, 87, 42, -1)
-_PERHAPS_APPENDED = (7, 20, -1)
-_DUPLICATE_SEQUENCE = 46
-_SEQUENCE_ERRORS = (45, 59)
+_REFUSED = (
+    ErrorCode.record_list_too_large,
+    ErrorCode.invalid_required_acks,
+    ErrorCode.topic_authorization_failed,
+    ErrorCode.invalid_timestamp,
+    ErrorCode.unsupported_compression_type,
+    ErrorCode.invalid_record,
+    ErrorCode.invalid_request,
+    ErrorCode.unknown_server_error,
+)
+_PERHAPS_APPENDED = (
+    ErrorCode.request_timed_out,
+    ErrorCode.not_enough_replicas_after_append,
+    ErrorCode.unknown_server_error,
+)
+_SEQUENCE_ERRORS = (ErrorCode.out_of_order_sequence_number, ErrorCode.unknown_producer_id)
 
 
 class Troubles:
@@ -221,7 +245,10 @@ def _old_metadata(troubles: Troubles) -> str:
 
 
 def _bad_metadata(troubles: Troubles) -> str:
-    code = troubles.rng.choice((3, 5, 29))  # not 17: a valid name is never invalid
+    # A broker does not call a valid name invalid.
+    code = troubles.rng.choice(
+        (ErrorCode.unknown_topic_or_partition, ErrorCode.leader_not_available, ErrorCode.topic_authorization_failed)
+    )
     troubles.has_denied_topics = True
     what, hook = troubles.rng.choice(
         ((f"topics refused with {code}", hooks.refuse_topics(code)), ("knows of no broker", hooks.nobody_there()))
@@ -230,13 +257,20 @@ def _bad_metadata(troubles: Troubles) -> str:
 
 
 def _no_producer_id(troubles: Troubles) -> str:
-    code = troubles.rng.choice((14, 15, 7, 51))
+    code = troubles.rng.choice(
+        (
+            ErrorCode.coordinator_load_in_progress,
+            ErrorCode.coordinator_not_available,
+            ErrorCode.request_timed_out,
+            ErrorCode.concurrent_transactions,
+        )
+    )
     return troubles.script(ApiKey.INIT_PRODUCER_ID, faults.fail_with(code), f"refused with {code}")
 
 
 def _never_a_producer_id(troubles: Troubles) -> str:
     troubles.has_been_fatal = True
-    return troubles.script(ApiKey.INIT_PRODUCER_ID, faults.fail_with(31), "refused for good")
+    return troubles.script(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError), "refused for good")
 
 
 # ---- the cluster's state ---------------------------------------------------------------------------------------------
@@ -330,7 +364,7 @@ _TABLE: dict[Fault, float] = {
     _refuse(_REFUSED): 5,
     _lose_state: 4,
     _appended_but(_PERHAPS_APPENDED): 4,
-    _appended_but((_DUPLICATE_SEQUENCE,)): 1,
+    _appended_but((ErrorCode.duplicate_sequence_number,)): 1,
     _lose_answers_then_refuse: 5,
     _lose_answers_then_move: 5,
     _odd_answer: 4,

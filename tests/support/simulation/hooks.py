@@ -20,8 +20,6 @@ from support.scripted_broker.faults import Hook, Proceed, change, corrupt
 Chooses = Callable[[str, int, bytes], bool]
 """(topic, partition, batch): whether the fault is for this one."""
 
-INVALID_RECORD = 87
-
 
 def refuse_some(error_code: int, chooses: Chooses, more: Mapping[str, Any] | None = None) -> Hook:
     """The chosen partitions are refused without effect; the others are appended as usual."""

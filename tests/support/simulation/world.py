@@ -22,6 +22,8 @@ from support.scripted_broker.exchange import Exchange, Reply
 from support.scripted_broker.versions import VersionRanges
 from support.simulation.plan import Plan
 
+from spark_kafka_sink.protocol.versions import ApiKey
+
 _MAX_POLLS_AT_ONE_TIME = 400
 FOREVER_MS = 2**62
 
@@ -62,9 +64,9 @@ class Answered:
         return (self._outcomes(data) if data else "") + (" hangs up" if close else "") + later
 
     def _outcomes(self, frame: bytes) -> str:
-        if self._exchange.api_key != 0:
+        if self._exchange.api_key != ApiKey.PRODUCE:
             return f"{len(frame)} bytes"
-        entity_type = load_response_schema(0, self._exchange.version)
+        entity_type = load_response_schema(ApiKey.PRODUCE, self._exchange.version)
         try:
             _, size = entity_reader(entity_type.__header_schema__)(frame, 4)
             body, _ = entity_reader(entity_type)(frame, 4 + size)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.client_rig import REQUEST_TIMEOUT_MS
 from support.coordinator_bench import PLACE
 from support.coordinator_bench import CoordinatorBench as Bench
@@ -22,20 +23,21 @@ from spark_kafka_sink.admin.transaction_values import EndTxnStatus
 from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.errors import (
     BrokerError,
+    ConcurrentTransactionsError,
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
     GroupAuthorizationError,
     InvalidTopicError,
     KafkaTimeoutError,
     SaslAuthenticationError,
     TopicAuthorizationError,
     TransactionalIdAuthorizationError,
+    UnknownServerError,
     UnsupportedVersionError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.protocol.metadata import GROUP, TRANSACTION
 from spark_kafka_sink.protocol.versions import ApiKey
-
-FIND, END, DESCRIBE = int(ApiKey.FIND_COORDINATOR), int(ApiKey.END_TXN), int(ApiKey.DESCRIBE_TRANSACTIONS)
-INIT_PRODUCER_ID, OFFSET_FETCH = int(ApiKey.INIT_PRODUCER_ID), int(ApiKey.OFFSET_FETCH)
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def begin(bench: Bench, ids: Sequence[str]) -> dict[str, Outcome[ProducerIdAndEp
 
 def coordinators(bench: Bench) -> dict[str, int]:
     """By transactional id, the node that `begin` has asked last."""
-    return {exchange.request.transactional_id: exchange.node_id for exchange in bench.asked(INIT_PRODUCER_ID)}
+    return {exchange.request.transactional_id: exchange.node_id for exchange in bench.asked(ApiKey.INIT_PRODUCER_ID)}
 
 
 def commits(bench: Bench, *groups: str) -> dict[str, GroupCommits]:
@@ -67,12 +69,12 @@ def test_coordinators_of_many_ids_are_asked_for_at_once_and_kept(bench: Bench) -
         bench.cluster.coordinators[transactional_id] = number % 3
     begin(bench, ids)
     assert [coordinators(bench)[each] for each in ids] == [0, 1, 2] * 3
-    (lookup,) = bench.asked(FIND)
+    (lookup,) = bench.asked(ApiKey.FIND_COORDINATOR)
     assert lookup.request.coordinator_keys == tuple(ids)
     assert lookup.request.key_type == TRANSACTION
     begin(bench, ids)
     assert [coordinators(bench)[each] for each in ids] == [0, 1, 2] * 3
-    assert len(bench.asked(FIND)) == 1
+    assert len(bench.asked(ApiKey.FIND_COORDINATOR)) == 1
 
 
 def test_cache_of_coordinators_is_bounded(bench: Bench) -> None:
@@ -87,7 +89,7 @@ def test_a_group_and_a_transactional_id_of_one_name_are_two_keys(bench: Bench) -
     begin(bench, ["same"])
     commits(bench, "same")
     commits(bench, "one", "two")
-    assert [lookup.request.key_type for lookup in bench.asked(FIND)] == [TRANSACTION, GROUP, GROUP]
+    assert [lookup.request.key_type for lookup in bench.asked(ApiKey.FIND_COORDINATOR)] == [TRANSACTION, GROUP, GROUP]
 
 
 def test_old_broker_gets_one_lookup_for_each_key() -> None:
@@ -96,7 +98,7 @@ def test_old_broker_gets_one_lookup_for_each_key() -> None:
     ids = [f"id-{number}" for number in range(4)]
     begin(bench, ids)
     assert coordinators(bench) == dict.fromkeys(ids, 0)
-    assert sorted(lookup.request.key for lookup in bench.asked(FIND)) == ids
+    assert sorted(lookup.request.key for lookup in bench.asked(ApiKey.FIND_COORDINATOR)) == ids
     started_ms = bench.rig.now_ms
     more = begin(bench, ["a", "b"])
     assert bench.rig.now_ms - started_ms < 10
@@ -106,27 +108,32 @@ def test_old_broker_gets_one_lookup_for_each_key() -> None:
 
 @pytest.mark.parametrize("ids", [["a"], ["a", "b"]])
 def test_a_broker_that_knows_no_coordinators_is_refused_at_once(bench: Bench, ids: list[str]) -> None:
-    bench.cluster.versions = {key: value for key, value in KAFKA_4_1.items() if key != FIND}
+    bench.cluster.versions = {key: value for key, value in KAFKA_4_1.items() if key != ApiKey.FIND_COORDINATOR}
     for outcome in begin(bench, ids).values():
         assert isinstance(outcome.error, UnsupportedVersionError)
 
 
-@pytest.mark.parametrize("error_code", [15, 16, 14])
+@pytest.mark.parametrize(
+    "error_code",
+    [ErrorCode.coordinator_not_available, ErrorCode.not_coordinator, ErrorCode.coordinator_load_in_progress],
+)
 def test_a_lookup_that_fails_for_now_is_repeated(bench: Bench, error_code: int) -> None:
-    bench.cluster.on(FIND, faults.fail_with(error_code), times=3)
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(error_code), times=3)
     assert commits(bench, "g") == {"g": {PLACE: None}}
-    assert [exchange.node_id for exchange in bench.asked(OFFSET_FETCH)] == [0]
-    assert len(bench.asked(FIND)) == 4
+    assert [exchange.node_id for exchange in bench.asked(ApiKey.OFFSET_FETCH)] == [0]
+    assert len(bench.asked(ApiKey.FIND_COORDINATOR)) == 4
 
 
 def test_lookup_is_repeated_for_a_missing_key(bench: Bench) -> None:
-    bench.cluster.on(FIND, faults.change(lambda values: {"coordinators": values["coordinators"][:1]}))
+    bench.cluster.on(
+        ApiKey.FIND_COORDINATOR, faults.change(lambda values: {"coordinators": values["coordinators"][:1]})
+    )
     begin(bench, ["a", "b"])
-    assert [lookup.request.coordinator_keys for lookup in bench.asked(FIND)] == [("a", "b"), ("b",)]
+    assert [lookup.request.coordinator_keys for lookup in bench.asked(ApiKey.FIND_COORDINATOR)] == [("a", "b"), ("b",)]
 
 
 def test_a_refused_lookup_of_a_group_names_key_node_and_permission(bench: Bench) -> None:
-    bench.cluster.on(FIND, faults.fail_with(30))
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(GroupAuthorizationError))
     text = "'key'.*grant DESCRIBE on it, which READ includes"
     with pytest.raises(GroupAuthorizationError, match=text) as caught:
         commits(bench, "key")
@@ -134,7 +141,7 @@ def test_a_refused_lookup_of_a_group_names_key_node_and_permission(bench: Bench)
 
 
 def test_a_refused_lookup_of_a_transactional_id_names_key_node_and_permission(bench: Bench) -> None:
-    bench.cluster.on(FIND, faults.fail_with(53))
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(TransactionalIdAuthorizationError))
     text = "'key'.*grant DESCRIBE on it, which WRITE includes"
     with pytest.raises(TransactionalIdAuthorizationError, match=text) as caught:
         bench.coordinator.writer.add_partition(OpenTransaction("key", 1, 0, 1), PLACE, bench.timer())
@@ -142,28 +149,28 @@ def test_a_refused_lookup_of_a_transactional_id_names_key_node_and_permission(be
 
 
 def test_a_refused_lookup_has_had_no_effect(bench: Bench) -> None:
-    bench.cluster.on(FIND, faults.fail_with(53))
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(TransactionalIdAuthorizationError))
     outcome = begin(bench, ["key"])["key"]
     assert isinstance(outcome.error, TransactionalIdAuthorizationError)
     assert not outcome.is_in_doubt
 
 
-@pytest.mark.parametrize("error_code", [15, 16])
+@pytest.mark.parametrize("error_code", [ErrorCode.coordinator_not_available, ErrorCode.not_coordinator])
 def test_a_coordinator_that_has_moved_is_looked_up_again(bench: Bench, error_code: int) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(END, faults.fail_with(error_code), node_id=0)
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(error_code), node_id=0)
     bench.cluster.coordinators["id"] = 2
     assert bench.commit(open_).status is EndTxnStatus.DONE
-    assert [exchange.node_id for exchange in bench.asked(END)] == [0, 2]
-    assert len(bench.asked(FIND)) == 1
+    assert [exchange.node_id for exchange in bench.asked(ApiKey.END_TXN)] == [0, 2]
+    assert len(bench.asked(ApiKey.FIND_COORDINATOR)) == 1
 
 
 def test_loading_coordinator_is_asked_again_without_a_lookup(bench: Bench) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(END, faults.fail_with(14), times=2)
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(CoordinatorLoadInProgressError), times=2)
     assert bench.commit(open_).status is EndTxnStatus.DONE
-    assert len(bench.asked(END)) == 3
-    assert bench.asked(FIND) == []
+    assert len(bench.asked(ApiKey.END_TXN)) == 3
+    assert bench.asked(ApiKey.FIND_COORDINATOR) == []
 
 
 def test_a_coordinator_that_died_is_replaced(bench: Bench) -> None:
@@ -171,7 +178,7 @@ def test_a_coordinator_that_died_is_replaced(bench: Bench) -> None:
     bench.rig.network.stop(0)
     bench.cluster.coordinators["id"] = 1
     assert bench.commit(open_).status is EndTxnStatus.DONE
-    assert [exchange.node_id for exchange in bench.asked(END)] == [1]
+    assert [exchange.node_id for exchange in bench.asked(ApiKey.END_TXN)] == [1]
 
 
 # ---- many at once --------------------------------------------------------------------------------------------------
@@ -185,7 +192,7 @@ def test_transactions_of_several_coordinators_end_in_parallel(bench: Bench) -> N
     assert [outcome.transaction for outcome in outcomes] == opened
     assert {outcome.status for outcome in outcomes} == {EndTxnStatus.DONE}
     assert bench.rig.now_ms - started_ms <= 2 * 2 * 50  # two round trips: five in flight a node, and four each
-    assert [exchange.node_id for exchange in bench.asked(END)].count(1) == 4
+    assert [exchange.node_id for exchange in bench.asked(ApiKey.END_TXN)].count(1) == 4
 
 
 def test_one_in_trouble_holds_no_other_up(bench: Bench) -> None:
@@ -194,7 +201,7 @@ def test_one_in_trouble_holds_no_other_up(bench: Bench) -> None:
     bench.rig.network.cut(1)
     a, b, c = bench.end(opened, timeout_ms=700)
     assert (a.status, b.status, c.status) == (EndTxnStatus.DONE, EndTxnStatus.UNRESOLVED, EndTxnStatus.DONE)
-    assert max(exchange.now_ms for exchange in bench.asked(END)) < bench.rig.now_ms - 600
+    assert max(exchange.now_ms for exchange in bench.asked(ApiKey.END_TXN)) < bench.rig.now_ms - 600
 
 
 def test_nothing_to_do_asks_nobody(bench: Bench) -> None:
@@ -206,7 +213,10 @@ def test_nothing_to_do_asks_nobody(bench: Bench) -> None:
 def test_ids_of_one_coordinator_are_described_in_one_request(bench: Bench) -> None:
     bench.open("a", "b", "c", "d")
     bench.coordinator.transactions.describe_transactions("abcd", bench.timer())
-    asked = sorted((exchange.node_id, tuple(exchange.request.transactional_ids)) for exchange in bench.asked(DESCRIBE))
+    asked = sorted(
+        (exchange.node_id, tuple(exchange.request.transactional_ids))
+        for exchange in bench.asked(ApiKey.DESCRIBE_TRANSACTIONS)
+    )
     assert asked == [(0, ("a", "d")), (1, ("b",)), (2, ("c",))]
 
 
@@ -216,10 +226,10 @@ def test_only_what_an_answer_misses_is_asked_again(bench: Bench) -> None:
     def drop_first(values: dict[str, Any]) -> dict[str, Any]:
         return {"transaction_states": values["transaction_states"][1:]}
 
-    bench.cluster.on(DESCRIBE, faults.change(drop_first), node_id=0)
+    bench.cluster.on(ApiKey.DESCRIBE_TRANSACTIONS, faults.change(drop_first), node_id=0)
     found = bench.coordinator.transactions.describe_transactions("abcd", bench.timer())
     assert all(found[each] is not None for each in "abcd")
-    assert [tuple(each.request.transactional_ids) for each in bench.asked(DESCRIBE)][-1] == ("a",)
+    assert [tuple(each.request.transactional_ids) for each in bench.asked(ApiKey.DESCRIBE_TRANSACTIONS)][-1] == ("a",)
 
 
 # ---- again, until there is an answer -------------------------------------------------------------------------------
@@ -227,9 +237,9 @@ def test_only_what_an_answer_misses_is_asked_again(bench: Bench) -> None:
 
 def test_retries_wait_20_ms_doubling_to_a_second(bench: Bench) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(END, faults.fail_with(51), times=9)
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(ConcurrentTransactionsError), times=9)
     assert bench.commit(open_).status is EndTxnStatus.DONE
-    times = [exchange.now_ms for exchange in bench.asked(END)]
+    times = [exchange.now_ms for exchange in bench.asked(ApiKey.END_TXN)]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     for gap, expected in zip(gaps, [20, 40, 80, 160, 320, 640, 1_000, 1_000, 1_000], strict=True):
         assert 0.8 * expected <= gap <= 1.2 * expected + 5
@@ -242,32 +252,32 @@ def test_retries_wait_20_ms_doubling_to_a_second(bench: Bench) -> None:
 )
 def test_after_a_lost_answer_the_same_outcome_is_sent_again(bench: Bench, fault: faults.Hook) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(END, fault, times=2)
+    bench.cluster.on(ApiKey.END_TXN, fault, times=2)
     outcome = bench.commit(open_)
     assert outcome.status is EndTxnStatus.DONE
     assert outcome.producer.epoch == open_.producer_epoch + 1
-    assert [exchange.request.committed for exchange in bench.asked(END)] == [True] * 3
+    assert [exchange.request.committed for exchange in bench.asked(ApiKey.END_TXN)] == [True] * 3
     assert bench.state("id") == "CompleteCommit"
 
 
 def test_silent_node_is_disconnected_after_the_request_timeout(bench: Bench) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(END, faults.lose_response())
+    bench.cluster.on(ApiKey.END_TXN, faults.lose_response())
     outcome = bench.commit(open_, 2 * REQUEST_TIMEOUT_MS)
     assert outcome.status is EndTxnStatus.DONE
-    first, second = bench.asked(END)
+    first, second = bench.asked(ApiKey.END_TXN)
     assert REQUEST_TIMEOUT_MS <= second.now_ms - first.now_ms <= REQUEST_TIMEOUT_MS * 1.1
 
 
 def test_unknown_server_error_on_end_is_no_outcome(bench: Bench) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(END, faults.fail_with(-1), times=2)
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(UnknownServerError), times=2)
     assert bench.commit(open_).status is EndTxnStatus.DONE
 
 
 def test_without_an_answer_the_outcome_is_unresolved_at_the_limit(bench: Bench) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(END, faults.close_after(), times=None)
+    bench.cluster.on(ApiKey.END_TXN, faults.close_after(), times=None)
     started_ms = bench.rig.now_ms
     outcome = bench.commit(open_, 3_000)
     assert 3_000 <= bench.rig.now_ms - started_ms <= 3_300
@@ -297,13 +307,13 @@ def test_what_was_not_sent_by_the_limit_is_never_sent(bench: Bench, is_stalled: 
     (aborted,) = bench.end([open_], committed=False)
     assert aborted.status is EndTxnStatus.DONE
     bench.poll_for(1_000)
-    assert [exchange.request.committed for exchange in bench.asked(END)] == [False]
+    assert [exchange.request.committed for exchange in bench.asked(ApiKey.END_TXN)] == [False]
 
 
 def test_a_limit_that_is_over_already_sends_nothing(bench: Bench) -> None:
     (open_,) = bench.open("id")
     assert bench.commit(open_, 0).status is EndTxnStatus.UNRESOLVED
-    assert bench.asked(END) == []
+    assert bench.asked(ApiKey.END_TXN) == []
 
 
 def test_without_any_broker_the_error_says_why(bench: Bench) -> None:
@@ -327,28 +337,28 @@ def test_while_the_only_node_waits_to_be_tried_again_the_lookup_waits() -> None:
 
 def test_a_first_answer_that_refuses_has_had_no_effect(bench: Bench) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(END, faults.fail_with(53), times=None)
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError), times=None)
     outcome = bench.commit(open_)
     assert outcome.status is EndTxnStatus.REFUSED
     assert isinstance(outcome.error, TransactionalIdAuthorizationError)
     for part in ("'id'", "broker-0", "grant WRITE"):
         assert part in str(outcome.error)
-    assert len(bench.asked(END)) == 1
+    assert len(bench.asked(ApiKey.END_TXN)) == 1
 
 
 def test_refusal_without_its_own_class_keeps_its_code(bench: Bench) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(END, faults.fail_with(44))
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(ErrorCode.policy_violation))
     outcome = bench.commit(open_)
     assert outcome.error is not None
-    assert (type(outcome.error), outcome.error.error_code) == (BrokerError, 44)
+    assert (type(outcome.error), outcome.error.error_code) == (BrokerError, ErrorCode.policy_violation)
     assert "'id'" in str(outcome.error)
 
 
 def test_a_refusal_after_a_lost_answer_leaves_it_unresolved(bench: Bench) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(END, faults.close_after())
-    bench.cluster.on(END, faults.fail_with(53))
+    bench.cluster.on(ApiKey.END_TXN, faults.close_after())
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError))
     outcome = bench.commit(open_)
     assert outcome.status is EndTxnStatus.UNRESOLVED
     assert isinstance(outcome.error, TransactionalIdAuthorizationError)
@@ -356,29 +366,29 @@ def test_a_refusal_after_a_lost_answer_leaves_it_unresolved(bench: Bench) -> Non
 
 def test_a_refusal_after_an_unknown_server_error_leaves_it_unresolved(bench: Bench) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(END, faults.fail_with(-1))
-    bench.cluster.on(END, faults.fail_with(53))
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(UnknownServerError))
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError))
     assert bench.commit(open_).status is EndTxnStatus.UNRESOLVED
 
 
 def test_a_lookup_that_failed_in_between_takes_no_doubt_away(bench: Bench) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(END, faults.close_after())
-    bench.cluster.on(FIND, faults.fail_with(15))
-    bench.cluster.on(END, faults.fail_with(53))
+    bench.cluster.on(ApiKey.END_TXN, faults.close_after())
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(CoordinatorNotAvailableError))
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError))
     assert bench.commit(open_).status is EndTxnStatus.UNRESOLVED
-    assert len(bench.asked(FIND)) == 2
+    assert len(bench.asked(ApiKey.FIND_COORDINATOR)) == 2
 
 
 def test_too_old_broker_is_named_with_both_version_ranges(bench: Bench) -> None:
-    bench.cluster.versions = {key: value for key, value in KAFKA_4_1.items() if key != DESCRIBE}
+    bench.cluster.versions = {key: value for key, value in KAFKA_4_1.items() if key != ApiKey.DESCRIBE_TRANSACTIONS}
     with pytest.raises(UnsupportedVersionError, match=r"DescribeTransactions of transactional id 'id'.*DESCRIBE_TRANS"):
         bench.coordinator.transactions.describe_transactions(["id"], bench.timer())
 
 
 def test_refused_login_ends_the_call_for_every_item(bench: Bench) -> None:
     opened = bench.open("a", "b")
-    bench.cluster.on(END, faults.lose_response(), times=None, node_id=1)
+    bench.cluster.on(ApiKey.END_TXN, faults.lose_response(), times=None, node_id=1)
     done: list[None] = []
 
     def refuse() -> None:
@@ -397,16 +407,22 @@ def test_refused_login_ends_the_call_for_every_item(bench: Bench) -> None:
     assert bench.rig.now_ms - started_ms < 6_000
 
 
-@pytest.mark.parametrize(("error_code", "error_type"), [(29, TopicAuthorizationError), (17, InvalidTopicError)])
+@pytest.mark.parametrize(
+    ("error_code", "error_type"),
+    [
+        (ErrorCode.topic_authorization_failed, TopicAuthorizationError),
+        (ErrorCode.invalid_topic_exception, InvalidTopicError),
+    ],
+)
 def test_unauthorized_topic_does_not_affect_transactions(
     bench: Bench, error_code: int, error_type: type[Exception]
 ) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(int(ApiKey.METADATA), faults.fail_with(error_code), times=None)
+    bench.cluster.on(ApiKey.METADATA, faults.fail_with(error_code), times=None)
     bench.rig.metadata.request_update()
-    bench.cluster.on(END, faults.fail_with(51), times=6)
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(ConcurrentTransactionsError), times=6)
     assert bench.commit(open_).status is EndTxnStatus.DONE
-    assert bench.asked(int(ApiKey.METADATA))
+    assert bench.asked(ApiKey.METADATA)
     with pytest.raises(error_type, match="u"):
         bench.coordinator.topics.read_from(PLACE._replace(topic="u"), 0, bench.timer())
 
@@ -426,7 +442,7 @@ def test_interrupted_call_drops_what_was_under_way(bench: Bench, monkeypatch: py
     monkeypatch.undo()
     bench.rig.network.stalled.clear()
     bench.poll_for(1_000)
-    assert bench.asked(END) == []
+    assert bench.asked(ApiKey.END_TXN) == []
 
 
 def test_of_many_transactions_some_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,7 +456,7 @@ def test_of_many_transactions_some_wait_at_a_time(monkeypatch: pytest.MonkeyPatc
         waiting.append(bench.rig.client.in_flight_request_count())
         return proceed()
 
-    bench.cluster.on(END, count, times=None)
+    bench.cluster.on(ApiKey.END_TXN, count, times=None)
     outcomes = bench.end(opened, committed=False)
     assert [(outcome.transaction, outcome.status) for outcome in outcomes] == [
         (open_, EndTxnStatus.DONE) for open_ in opened
@@ -449,7 +465,9 @@ def test_of_many_transactions_some_wait_at_a_time(monkeypatch: pytest.MonkeyPatc
     assert max(waiting) == 20
 
 
-@pytest.mark.parametrize("error_code", [14, 15], ids=["loading", "away"])
+@pytest.mark.parametrize(
+    "error_code", [ErrorCode.coordinator_load_in_progress, ErrorCode.coordinator_not_available], ids=["loading", "away"]
+)
 @pytest.mark.parametrize("stuck", ["a", "ab", "abc"])
 def test_unreachable_coordinator_does_not_delay_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, stuck: str, error_code: int
@@ -465,43 +483,45 @@ def test_unreachable_coordinator_does_not_delay_others(
 
     monkeypatch.setattr(coordinator_calls, "_MOST_AT_ONCE", 2)
     opened = bench.open(*"abcdef")
-    bench.cluster.on(END, refuse, times=None)
+    bench.cluster.on(ApiKey.END_TXN, refuse, times=None)
     started_ms = bench.rig.now_ms
     statuses = {each.transaction.transactional_id: each.status for each in bench.end(opened, 10_000)}
     assert statuses == {each: EndTxnStatus.UNRESOLVED if each in stuck else EndTxnStatus.DONE for each in "abcdef"}
-    asked = [exchange for exchange in bench.asked(END) if exchange.request.transactional_id == "f"]
+    asked = [exchange for exchange in bench.asked(ApiKey.END_TXN) if exchange.request.transactional_id == "f"]
     assert [exchange.now_ms - started_ms < 1_000 for exchange in asked] == [True]
-    assert len(bench.asked(END)) < 100
+    assert len(bench.asked(ApiKey.END_TXN)) < 100
 
 
 def test_what_was_never_asked_about_is_told_at_the_limit_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_calls, "_MOST_AT_ONCE", 2)
     opened = bench.open("a", "b", "c")
-    bench.cluster.on(END, faults.lose_response(), times=None)
+    bench.cluster.on(ApiKey.END_TXN, faults.lose_response(), times=None)
     outcomes = bench.end(opened, 1_000)
     assert [outcome.status for outcome in outcomes] == [EndTxnStatus.UNRESOLVED] * 3
-    assert len(bench.asked(END)) == 2
+    assert len(bench.asked(ApiKey.END_TXN)) == 2
 
 
 def test_key_missing_in_a_response_is_retried_after_a_backoff(bench: Bench) -> None:
-    bench.cluster.on(FIND, faults.change(lambda values: {"coordinators": values["coordinators"][:1]}))
+    bench.cluster.on(
+        ApiKey.FIND_COORDINATOR, faults.change(lambda values: {"coordinators": values["coordinators"][:1]})
+    )
     begin(bench, ["a", "b"])
-    first, second = bench.asked(FIND)
+    first, second = bench.asked(ApiKey.FIND_COORDINATOR)
     assert second.now_ms - first.now_ms >= 16
 
 
 def test_lost_lookup_keeps_lookups_of_several_keys(bench: Bench) -> None:
-    bench.cluster.on(FIND, faults.close_before())
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.close_before())
     begin(bench, ["a", "b"])
     begin(bench, ["c", "d"])
-    assert bench.asked(FIND)[-1].request.coordinator_keys == ("c", "d")
+    assert bench.asked(ApiKey.FIND_COORDINATOR)[-1].request.coordinator_keys == ("c", "d")
 
 
 def test_what_a_broker_says_of_a_lookup_that_it_refuses_is_told(bench: Bench) -> None:
     def refuse(values: dict[str, Any]) -> dict[str, Any]:
-        refusal = {"error_code": 42, "error_message": "no such name here"}
+        refusal = {"error_code": ErrorCode.invalid_request, "error_message": "no such name here"}
         return {"coordinators": [{**each, **refusal} for each in values["coordinators"]]}
 
-    bench.cluster.on(FIND, faults.change(refuse))
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.change(refuse))
     found = begin(bench, ["a", "b"])
     assert "no such name here" in str(found["b"].error)

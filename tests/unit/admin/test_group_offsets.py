@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
 from support.scripted_broker.transaction_coordinator import Commit
@@ -18,7 +19,6 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.protocol.versions import ApiKey
 
-OFFSET_FETCH = int(ApiKey.OFFSET_FETCH)
 OTHER = TopicPartition("u", 3)
 
 
@@ -39,7 +39,7 @@ def test_offsets_and_texts_of_several_groups_come_from_their_coordinators(bench:
         "g": {PLACE: CommittedOffset(5, "rows=5"), OTHER: CommittedOffset(0, ""), wanted["g"][2]: None},
         "h": {PLACE: CommittedOffset(7, "")},
     }
-    asked = bench.asked(OFFSET_FETCH)
+    asked = bench.asked(ApiKey.OFFSET_FETCH)
     assert sorted((exchange.node_id, exchange.request.groups[0].group_id) for exchange in asked) == [
         (0, "g"),
         (1, "h"),
@@ -56,46 +56,46 @@ def test_unstable_offset_is_waited_for(bench: CoordinatorBench) -> None:
     found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
     assert found == {"g": {PLACE: CommittedOffset(6, "rows=6")}}
     assert 150 <= bench.rig.now_ms - started_ms <= 500
-    assert len(bench.asked(OFFSET_FETCH)) > 2
+    assert len(bench.asked(ApiKey.OFFSET_FETCH)) > 2
 
 
 def test_an_unstable_offset_does_not_hide_another_error(bench: CoordinatorBench) -> None:
     def spoil(values: dict[str, Any]) -> dict[str, Any]:
         (group,) = values["groups"]
-        codes = iter([88, 29])
+        codes = iter([ErrorCode.unstable_offset_commit, ErrorCode.topic_authorization_failed])
         topics = [
             topic | {"partitions": [each | {"error_code": next(codes)} for each in topic["partitions"]]}
             for topic in group["topics"]
         ]
         return {"groups": [group | {"topics": topics}]}
 
-    bench.cluster.on(OFFSET_FETCH, faults.change(spoil), times=None)
+    bench.cluster.on(ApiKey.OFFSET_FETCH, faults.change(spoil), times=None)
     with pytest.raises(TopicAuthorizationError, match=r"group 'g'.*grant DESCRIBE"):
         bench.coordinator.groups.fetch_offsets({"g": [PLACE, OTHER]}, bench.timer())
 
 
 def test_group_error_is_not_an_empty_result(bench: CoordinatorBench) -> None:
     def refuse(values: dict[str, Any]) -> dict[str, Any]:
-        return {"groups": [values["groups"][0] | {"topics": [], "error_code": 14}]}
+        return {"groups": [values["groups"][0] | {"topics": [], "error_code": ErrorCode.coordinator_load_in_progress}]}
 
-    bench.cluster.on(OFFSET_FETCH, faults.change(refuse), times=2)
+    bench.cluster.on(ApiKey.OFFSET_FETCH, faults.change(refuse), times=2)
     found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
     assert found == {"g": {PLACE: CommittedOffset(5, "rows=5")}}
-    assert len(bench.asked(OFFSET_FETCH)) == 3
+    assert len(bench.asked(ApiKey.OFFSET_FETCH)) == 3
 
 
 def test_group_error_is_raised_without_partitions(bench: CoordinatorBench) -> None:
     def refuse(values: dict[str, Any]) -> dict[str, Any]:
-        return {"groups": [values["groups"][0] | {"topics": [], "error_code": 30}]}
+        return {"groups": [values["groups"][0] | {"topics": [], "error_code": ErrorCode.group_authorization_failed}]}
 
-    bench.cluster.on(OFFSET_FETCH, faults.change(refuse), times=None)
+    bench.cluster.on(ApiKey.OFFSET_FETCH, faults.change(refuse), times=None)
     with pytest.raises(GroupAuthorizationError, match=r"group 'g'.*grant DESCRIBE on it"):
         bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
-    assert len(bench.asked(OFFSET_FETCH)) == 1
+    assert len(bench.asked(ApiKey.OFFSET_FETCH)) == 1
 
 
 def test_unauthorized_group_read_names_the_permission(bench: CoordinatorBench) -> None:
-    bench.cluster.on(OFFSET_FETCH, faults.fail_with(30))
+    bench.cluster.on(ApiKey.OFFSET_FETCH, faults.fail_with(GroupAuthorizationError))
     with pytest.raises(GroupAuthorizationError, match=r"group 'g'.*broker-0.*grant DESCRIBE on it, which READ"):
         bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
 
@@ -105,14 +105,14 @@ def test_a_group_that_moved_is_asked_for_at_its_new_coordinator(bench: Coordinat
     bench.cluster.coordinators["g"] = 2
     found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
     assert found["g"][PLACE] == CommittedOffset(5, "rows=5")
-    assert [exchange.node_id for exchange in bench.asked(OFFSET_FETCH)] == [0, 0, 2]
+    assert [exchange.node_id for exchange in bench.asked(ApiKey.OFFSET_FETCH)] == [0, 0, 2]
 
 
 def test_an_answer_about_another_group_is_none(bench: CoordinatorBench) -> None:
     def rename(values: dict[str, Any]) -> dict[str, Any]:
         return {"groups": [values["groups"][0] | {"group_id": "h"}]}
 
-    bench.cluster.on(OFFSET_FETCH, faults.change(rename), times=None)
+    bench.cluster.on(ApiKey.OFFSET_FETCH, faults.change(rename), times=None)
     with pytest.raises(KafkaTimeoutError, match=r"group 'g'.*does not mention"):
         bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer(500))
 
@@ -121,14 +121,14 @@ def test_partition_missing_in_a_response_is_requested_again(bench: CoordinatorBe
     def shorten(values: dict[str, Any]) -> dict[str, Any]:
         return {"groups": [values["groups"][0] | {"topics": values["groups"][0]["topics"][:1]}]}
 
-    bench.cluster.on(OFFSET_FETCH, faults.change(shorten), times=2)
+    bench.cluster.on(ApiKey.OFFSET_FETCH, faults.change(shorten), times=2)
     found = bench.coordinator.groups.fetch_offsets({"g": [PLACE, OTHER]}, bench.timer())
     assert found == {"g": {PLACE: CommittedOffset(5, "rows=5"), OTHER: CommittedOffset(0, "")}}
-    assert len(bench.asked(OFFSET_FETCH)) == 3
+    assert len(bench.asked(ApiKey.OFFSET_FETCH)) == 3
 
 
 def test_a_broker_of_one_group_a_request_is_understood(bench: CoordinatorBench) -> None:
-    bench.cluster.versions = {**KAFKA_3_0, OFFSET_FETCH: (0, 7)}
+    bench.cluster.versions = {**KAFKA_3_0, ApiKey.OFFSET_FETCH: (0, 7)}
     found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
     assert found == {"g": {PLACE: CommittedOffset(5, "rows=5")}}
 

@@ -11,14 +11,12 @@ from spark_kafka_sink.admin.transaction_values import EndTxnStatus
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
+    OffsetOutOfRangeError,
     ProducerFencedError,
     TopicAuthorizationError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.versions import ApiKey
-
-PRODUCE = int(ApiKey.PRODUCE)
-ADD_PARTITIONS, FETCH, LIST_OFFSETS = int(ApiKey.ADD_PARTITIONS_TO_TXN), int(ApiKey.FETCH), int(ApiKey.LIST_OFFSETS)
 
 
 @pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
@@ -44,7 +42,8 @@ def committed(bench: CoordinatorBench) -> list[bytes | None]:
 def test_a_record_counts_once_its_transaction_is_committed(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
     write(bench, open_, "first")
-    assert len(bench.asked(ADD_PARTITIONS)) == 2 - open_.transaction_version  # from version 2 on the leader does it
+    # From version 2 on the partition's leader adds it to the transaction.
+    assert len(bench.asked(ApiKey.ADD_PARTITIONS_TO_TXN)) == 2 - open_.transaction_version
     assert committed(bench) == []
     outcome = bench.commit(open_)
     assert committed(bench) == [b"first"]
@@ -56,10 +55,10 @@ def test_a_record_counts_once_its_transaction_is_committed(bench: CoordinatorBen
 
 def test_a_lost_answer_does_not_double_the_record(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
-    bench.cluster.on(PRODUCE, faults.lose_response())
+    bench.cluster.on(ApiKey.PRODUCE, faults.lose_response())
     write(bench, open_, "once")
     bench.commit(open_)
-    assert len(bench.asked(PRODUCE)) == 2
+    assert len(bench.asked(ApiKey.PRODUCE)) == 2
     assert committed(bench) == [b"once"]
 
 
@@ -79,7 +78,7 @@ def test_a_leader_that_moved_is_found_again(bench: CoordinatorBench) -> None:
     write(bench, open_, "moved")
     bench.commit(open_)
     assert committed(bench) == [b"moved"]
-    assert bench.asked(PRODUCE)[-1].node_id == 1
+    assert bench.asked(ApiKey.PRODUCE)[-1].node_id == 1
 
 
 def test_who_was_fenced_writes_nothing_and_is_told_so(bench: CoordinatorBench) -> None:
@@ -93,7 +92,7 @@ def test_who_was_fenced_writes_nothing_and_is_told_so(bench: CoordinatorBench) -
 
 def test_silence_ends_with_the_timer_and_names_the_partition(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
-    bench.cluster.on(PRODUCE, faults.lose_request(), times=None)
+    bench.cluster.on(ApiKey.PRODUCE, faults.lose_request(), times=None)
     with pytest.raises(KafkaTimeoutError, match=r"t-0: No record was written within 3000 ms"):
         write(bench, open_, "unheard", limit_ms=3_000)
 
@@ -110,7 +109,7 @@ def test_what_was_not_sent_by_the_limit_is_never_sent(bench: CoordinatorBench) -
     bench.rig.network.latency_ms = lambda: 1
     bench.end([open_], committed=False)
     bench.poll_for(1_000)
-    assert bench.asked(PRODUCE) == []
+    assert bench.asked(ApiKey.PRODUCE) == []
 
 
 def test_a_partition_without_a_leader_is_waited_for(bench: CoordinatorBench) -> None:
@@ -125,14 +124,14 @@ def test_a_partition_without_a_leader_is_waited_for(bench: CoordinatorBench) -> 
 
 def test_an_answer_that_does_not_mention_the_partition_is_none(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
-    bench.cluster.on(PRODUCE, faults.change(lambda _: {"responses": []}))
+    bench.cluster.on(ApiKey.PRODUCE, faults.change(lambda _: {"responses": []}))
     write(bench, open_, "once")
-    assert len(bench.asked(PRODUCE)) == 2
+    assert len(bench.asked(ApiKey.PRODUCE)) == 2
 
 
 def test_a_refusal_is_raised_with_the_partition(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
-    bench.cluster.on(PRODUCE, faults.fail_with(29))
+    bench.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError))
     with pytest.raises(TopicAuthorizationError, match="t-0"):
         write(bench, open_, "refused")
 
@@ -166,7 +165,7 @@ def test_what_was_committed_behind_an_open_transaction_is_waited_for(bench: Coor
     bench.commit(open_)
     with pytest.raises(KafkaTimeoutError, match="A transaction stayed open at offset 0"):
         newest(bench, b"mine", 2_000)
-    assert len(bench.asked(LIST_OFFSETS)) < 150  # every 20 ms, not as fast as the broker answers
+    assert len(bench.asked(ApiKey.LIST_OFFSETS)) < 150  # every 20 ms, not as fast as the broker answers
     bench.end([blocking], committed=False)
     assert newest(bench, b"mine") == b"decided"
 
@@ -176,9 +175,9 @@ def test_a_beginning_that_compaction_moves_meanwhile_is_asked_for_again(bench: C
     for sequence in range(4):
         bench.coordinator.writer.write(open_, PLACE, b"mine", b"%d" % sequence, sequence, bench.timer())
     bench.commit(open_)
-    bench.cluster.on(FETCH, faults.fail_with(1))
+    bench.cluster.on(ApiKey.FETCH, faults.fail_with(OffsetOutOfRangeError))
     assert newest(bench, b"mine") == b"3"
-    assert len(bench.asked(FETCH)) == 2
+    assert len(bench.asked(ApiKey.FETCH)) == 2
 
 
 def test_another_partition_is_not_looked_at(bench: CoordinatorBench) -> None:

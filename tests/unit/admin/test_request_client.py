@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.client_rig import REQUEST_TIMEOUT_MS, ClientRig
 from support.scripted_broker import faults
 
@@ -86,7 +87,6 @@ def test_a_future_ends_once_only(first: str, second: str) -> None:
 
 
 ASK = InitProducerIdRequest()
-INIT_PRODUCER_ID = int(ApiKey.INIT_PRODUCER_ID)
 
 
 class Bench:
@@ -159,7 +159,7 @@ def test_nothing_is_kept_of_a_node_with_nothing_to_send(bench: Bench) -> None:
 
 
 def test_a_lost_connection_fails_what_was_sent(bench: Bench) -> None:
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.close_before())
+    bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.close_before())
     future = bench.client.send(bench.rig.node(0), ASK)
     bench.finish(future)
     assert isinstance(future.error, DisconnectError)
@@ -176,7 +176,7 @@ def test_failed_connection_fails_unsent_requests(bench: Bench) -> None:
 
 
 def test_an_answer_to_another_request_fails_it_with_the_reason(bench: Bench) -> None:
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.wrong_correlation_id())
+    bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.wrong_correlation_id())
     future = bench.client.send(bench.rig.node(0), ASK)
     bench.finish(future)
     assert isinstance(future.error, DisconnectError)
@@ -184,7 +184,7 @@ def test_an_answer_to_another_request_fails_it_with_the_reason(bench: Bench) -> 
 
 
 def test_a_request_not_answered_in_time_fails_with_its_limit(bench: Bench) -> None:
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     future = bench.client.send(bench.rig.node(0), ASK, request_timeout_ms=700)
     bench.finish(future)
     assert isinstance(future.error, KafkaTimeoutError)
@@ -261,7 +261,7 @@ def test_idle_poll_waits_at_most_the_retry_backoff(bench: Bench) -> None:
 
 def test_poll_with_requests_in_flight_waits_to_its_maximum(bench: Bench) -> None:
     bench.rig.connect(0)
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     future = bench.client.send(bench.rig.node(0), ASK)
     bench.client.poll(bench.timer(60_000))
     assert waited(bench, 60_000, future) == MAX_POLL_MS
@@ -270,7 +270,7 @@ def test_poll_with_requests_in_flight_waits_to_its_maximum(bench: Bench) -> None
 
 def test_reconnect_backoff_of_a_node_with_something_unsent_bounds_the_poll(bench: Bench) -> None:
     bench.rig.connect(0)
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     bench.client.send(bench.rig.node(0), ASK)  # in flight: else the retry backoff would bound the poll
     bench.client.poll(bench.timer(0))
     down = Node(7, "broker-7", 9092)
@@ -338,7 +338,7 @@ def test_a_condition_already_met_makes_a_poll_not_wait(bench: Bench) -> None:
 
 
 def test_polling_for_a_future_gives_up_when_the_time_is_over(bench: Bench) -> None:
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     before_ms = bench.rig.now_ms
     future = bench.client.send(bench.rig.node(0), ASK)
     assert not bench.client.poll_until(future, bench.timer(2_000))
@@ -346,8 +346,8 @@ def test_polling_for_a_future_gives_up_when_the_time_is_over(bench: Bench) -> No
 
 
 def test_a_poll_raises_what_metadata_met(bench: Bench) -> None:
-    values = {"topics": [{"name": "t", "error_code": 29}]}
-    bench.rig.cluster.on(int(ApiKey.METADATA), faults.change(lambda answer: answer | values))
+    values = {"topics": [{"name": "t", "error_code": ErrorCode.topic_authorization_failed}]}
+    bench.rig.cluster.on(ApiKey.METADATA, faults.change(lambda answer: answer | values))
     with pytest.raises(TopicAuthorizationError, match="t"):
         bench.client.await_metadata_update(bench.timer())
 
@@ -359,7 +359,7 @@ def test_a_metadata_update_can_be_waited_for(bench: Bench) -> None:
     version = bench.rig.metadata.update_version
     assert bench.client.await_metadata_update(bench.timer())
     assert bench.rig.metadata.update_version == version + 1
-    bench.rig.cluster.on(int(ApiKey.METADATA), faults.lose_request())
+    bench.rig.cluster.on(ApiKey.METADATA, faults.lose_request())
     assert not bench.client.await_metadata_update(bench.timer(1_000))
 
 
@@ -373,7 +373,7 @@ def test_the_nodes_are_those_of_the_network_client(bench: Bench) -> None:
 
 
 def test_the_default_time_out_is_the_clients(bench: Bench) -> None:
-    bench.rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request())
+    bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     future = bench.client.send(bench.rig.node(0), ASK)
     bench.finish(future)
     assert f"{REQUEST_TIMEOUT_MS} ms" in str(future.error)

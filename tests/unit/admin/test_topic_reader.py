@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.client_rig import ClientRig
 from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
@@ -24,6 +25,8 @@ from spark_kafka_sink.common.errors import (
     ClusterAuthorizationError,
     CorruptBatchError,
     KafkaTimeoutError,
+    NotLeaderOrFollowerError,
+    OffsetNotAvailableError,
     OffsetOutOfRangeError,
     TopicAuthorizationError,
     UnknownTopicOrPartitionError,
@@ -36,8 +39,6 @@ from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.decoder import DecodedBatch, DecodedRecord
 from spark_kafka_sink.record.encoder import encode_rows
 
-FETCH = int(ApiKey.FETCH)
-LIST_OFFSETS = int(ApiKey.LIST_OFFSETS)
 TIMEOUT_MS = 10_000
 
 
@@ -65,7 +66,7 @@ class Bench:
         return by_partition(self.reader.read(["t"], **arguments))
 
     def fetches(self) -> list[Exchange]:
-        return self.rig.cluster.requests_of(FETCH)
+        return self.rig.cluster.requests_of(ApiKey.FETCH)
 
 
 def by_partition(found: Any) -> dict[int, list[str]]:
@@ -74,7 +75,8 @@ def by_partition(found: Any) -> dict[int, list[str]]:
         assert isinstance(each, PartitionRecords)
         offsets = [record.offset for record in each.records]
         assert offsets == sorted(offsets)
-        values.setdefault(each.topic_partition.partition, []).extend(record.value.decode() for record in each.records)
+        texts = [(record.value or b"").decode() for record in each.records]
+        values.setdefault(each.topic_partition.partition, []).extend(texts)
     return values
 
 
@@ -129,7 +131,7 @@ def test_an_end_in_the_middle_of_a_batch_cuts_it() -> None:
         partition = values["topics"][0]["partitions"][0] | {"offset": 2}
         return values | {"topics": [{"name": "t", "partitions": [partition]}]}
 
-    bench.rig.cluster.on(LIST_OFFSETS, faults.change(earlier))
+    bench.rig.cluster.on(ApiKey.LIST_OFFSETS, faults.change(earlier))
     assert bench.read() == {0: ["a", "b"]}
 
 
@@ -170,7 +172,7 @@ def test_read_committed_leaves_out_aborted_transactions() -> None:
     write_transactions(bench)
     assert bench.read(isolation_level=READ_COMMITTED) == {0: ["kept", "plain"]}
     assert {exchange.request.isolation_level for exchange in bench.fetches()} == {1}
-    assert bench.rig.cluster.requests_of(LIST_OFFSETS)[0].request.isolation_level == 1
+    assert bench.rig.cluster.requests_of(ApiKey.LIST_OFFSETS)[0].request.isolation_level == 1
 
 
 def test_read_uncommitted_sees_them() -> None:
@@ -208,7 +210,7 @@ def test_a_topic_that_appears_in_time_is_read() -> None:
 
 def test_a_topic_that_may_not_be_read_is_named() -> None:
     bench = Bench()
-    bench.rig.cluster.on(int(ApiKey.METADATA), faults.fail_with(29), times=None)
+    bench.rig.cluster.on(ApiKey.METADATA, faults.fail_with(TopicAuthorizationError), times=None)
     with pytest.raises(TopicAuthorizationError, match="t"):
         bench.read()
 
@@ -216,7 +218,7 @@ def test_a_topic_that_may_not_be_read_is_named() -> None:
 def test_a_partition_that_may_not_be_read_is_named() -> None:
     bench = Bench()
     bench.append(0, "a")
-    bench.rig.cluster.on(FETCH, faults.fail_with(29))
+    bench.rig.cluster.on(ApiKey.FETCH, faults.fail_with(TopicAuthorizationError))
     with pytest.raises(TopicAuthorizationError, match="t-0"):
         bench.read()
 
@@ -239,11 +241,23 @@ def test_the_leaders_epoch_goes_with_the_request() -> None:
     assert bench.read() == {0: ["a"]}
     (fetch,) = bench.fetches()
     assert fetch.request.topics[0].partitions[0].current_leader_epoch == 1
-    assert bench.rig.cluster.requests_of(LIST_OFFSETS)[0].request.topics[0].partitions[0].current_leader_epoch in (0, 1)
+    (asked, *_) = bench.rig.cluster.requests_of(ApiKey.LIST_OFFSETS)
+    assert asked.request.topics[0].partitions[0].current_leader_epoch in (0, 1)
 
 
-@pytest.mark.parametrize("api", [FETCH, LIST_OFFSETS])
-@pytest.mark.parametrize("code", [3, 5, 6, 9, 56, 74, 75])
+@pytest.mark.parametrize("api", [ApiKey.FETCH, ApiKey.LIST_OFFSETS])
+@pytest.mark.parametrize(
+    "code",
+    [
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.leader_not_available,
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.replica_not_available,
+        ErrorCode.kafka_storage_error,
+        ErrorCode.fenced_leader_epoch,
+        ErrorCode.unknown_leader_epoch,
+    ],
+)
 def test_an_error_that_passes_is_waited_out_with_a_pause(api: int, code: int) -> None:
     bench = Bench()
     bench.append(0, "a")
@@ -256,12 +270,12 @@ def test_an_error_that_passes_is_waited_out_with_a_pause(api: int, code: int) ->
 def test_read_waits_for_an_end_unknown_to_the_new_leader() -> None:
     bench = Bench()
     bench.append(0, "a")
-    bench.rig.cluster.on(LIST_OFFSETS, faults.fail_with(78), times=2)
+    bench.rig.cluster.on(ApiKey.LIST_OFFSETS, faults.fail_with(OffsetNotAvailableError), times=2)
     assert bench.read() == {0: ["a"]}
 
 
 @pytest.mark.parametrize("fault", [faults.close_before(), faults.lose_request(), faults.wrong_correlation_id()])
-@pytest.mark.parametrize("api", [FETCH, LIST_OFFSETS])
+@pytest.mark.parametrize("api", [ApiKey.FETCH, ApiKey.LIST_OFFSETS])
 def test_a_lost_request_is_sent_again(fault: faults.Hook, api: int, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.reader._timeout_ms = 60_000
@@ -271,11 +285,11 @@ def test_a_lost_request_is_sent_again(fault: faults.Hook, api: int, caplog: pyte
         assert bench.read() == {0: ["a"]}
 
 
-@pytest.mark.parametrize("api", [FETCH, LIST_OFFSETS])
+@pytest.mark.parametrize("api", [ApiKey.FETCH, ApiKey.LIST_OFFSETS])
 def test_lasting_error_ends_at_the_limit_with_its_cause(api: int) -> None:
     bench = Bench()
     bench.append(0, "a")
-    bench.rig.cluster.on(api, faults.fail_with(6), times=None)
+    bench.rig.cluster.on(api, faults.fail_with(NotLeaderOrFollowerError), times=None)
     started_ms = bench.rig.now_ms
     with pytest.raises(KafkaTimeoutError, match=r"t-0.*not the leader"):
         bench.read()
@@ -286,7 +300,7 @@ def test_the_limit_counts_from_the_last_progress() -> None:
     bench = Bench(max_partition_bytes=1)
     for index in range(6):
         bench.append(0, f"a{index}")
-    bench.rig.cluster.on(FETCH, faults.delay(TIMEOUT_MS // 2), times=None)
+    bench.rig.cluster.on(ApiKey.FETCH, faults.delay(TIMEOUT_MS // 2), times=None)
     assert len(bench.read()[0]) == 6
 
 
@@ -315,7 +329,7 @@ def test_records_deleted_under_the_reader_are_an_error_that_names_the_partition(
 def test_a_corrupt_batch_is_an_error() -> None:
     bench = Bench()
     bench.append(0, "abcdefgh")
-    bench.rig.cluster.on(FETCH, faults.corrupt(lambda frame: frame.replace(b"abcdefgh", b"abcdefgX")))
+    bench.rig.cluster.on(ApiKey.FETCH, faults.corrupt(lambda frame: frame.replace(b"abcdefgh", b"abcdefgX")))
     with pytest.raises(CorruptBatchError):
         bench.read()
 
@@ -323,28 +337,33 @@ def test_a_corrupt_batch_is_an_error() -> None:
 def test_a_partition_the_answer_leaves_out_is_asked_for_again() -> None:
     bench = Bench()
     bench.append(0, "a")
-    bench.rig.cluster.on(FETCH, faults.change(lambda values: values | {"responses": ()}), times=2)
-    bench.rig.cluster.on(LIST_OFFSETS, faults.change(lambda values: values | {"topics": ()}))
+    bench.rig.cluster.on(ApiKey.FETCH, faults.change(lambda values: values | {"responses": ()}), times=2)
+    bench.rig.cluster.on(ApiKey.LIST_OFFSETS, faults.change(lambda values: values | {"topics": ()}))
     assert bench.read() == {0: ["a"]}
 
 
 def test_an_error_of_the_whole_answer_is_waited_out() -> None:
     bench = Bench()
     bench.append(0, "a")
-    bench.rig.cluster.on(FETCH, faults.change(lambda values: values | {"responses": (), "error_code": 6}))
+    bench.rig.cluster.on(
+        ApiKey.FETCH,
+        faults.change(lambda values: values | {"responses": (), "error_code": ErrorCode.not_leader_or_follower}),
+    )
     assert bench.read() == {0: ["a"]}
 
 
 def test_error_of_the_whole_response_ends_the_read() -> None:
     bench = Bench()
     bench.append(0, "a")
-    refusal = faults.change(lambda values: values | {"responses": (), "error_code": 31})
-    bench.rig.cluster.on(FETCH, refusal, times=None)
+    refusal = faults.change(
+        lambda values: values | {"responses": (), "error_code": ErrorCode.cluster_authorization_failed}
+    )
+    bench.rig.cluster.on(ApiKey.FETCH, refusal, times=None)
     with pytest.raises(ClusterAuthorizationError):
         bench.read()
 
 
-@pytest.mark.parametrize("api", [FETCH, LIST_OFFSETS])
+@pytest.mark.parametrize("api", [ApiKey.FETCH, ApiKey.LIST_OFFSETS])
 def test_too_old_broker_ends_the_read_at_once(api: int) -> None:
     bench = Bench()
     bench.append(0, "a")
@@ -362,7 +381,7 @@ def test_fetch_response_without_records_is_empty() -> None:
         nothing = [each | {"records": None, "aborted_transactions": None} for each in topic["partitions"]]
         return values | {"responses": [topic | {"partitions": nothing}]}
 
-    bench.rig.cluster.on(FETCH, faults.change(without))
+    bench.rig.cluster.on(ApiKey.FETCH, faults.change(without))
     assert bench.read(isolation_level=READ_COMMITTED) == {0: ["kept", "plain"]}
 
 
@@ -375,7 +394,7 @@ def test_partitions_that_were_not_asked_for_are_passed_over() -> None:
         other = {"topic": "t", "partitions": [each | {"partition_index": 9} for each in topic["partitions"]]}
         return values | {"responses": [other, topic, topic, topic | {"topic": "x"}]}
 
-    bench.rig.cluster.on(FETCH, faults.change(add))
+    bench.rig.cluster.on(ApiKey.FETCH, faults.change(add))
     assert bench.read() == {0: ["a"]}
 
 
@@ -389,10 +408,14 @@ def test_a_node_is_asked_again_only_when_it_has_answered() -> None:
     def refuse_first(values: dict[str, Any]) -> dict[str, Any]:
         (topic,) = values["responses"]
         first, second = topic["partitions"]
-        return values | {"responses": [topic | {"partitions": [first | {"error_code": 5, "records": b""}, second]}]}
+        return values | {
+            "responses": [
+                topic | {"partitions": [first | {"error_code": ErrorCode.leader_not_available, "records": b""}, second]}
+            ]
+        }
 
-    bench.rig.cluster.on(FETCH, faults.change(refuse_first))
-    bench.rig.cluster.on(FETCH, faults.delay(6_000), times=None)
+    bench.rig.cluster.on(ApiKey.FETCH, faults.change(refuse_first))
+    bench.rig.cluster.on(ApiKey.FETCH, faults.delay(6_000), times=None)
     assert bench.read() == {0: ["a"], 1: ["b0", "b1", "b2", "b3"]}
     asked = [each.partition for fetch in bench.fetches() for each in fetch.request.topics[0].partitions]
     assert asked.count(1) == 4
@@ -419,7 +442,7 @@ def newest(bench: CoordinatorBench, timeout_ms: int = 60_000) -> bytes | None:
 
 
 def fetched_from(bench: CoordinatorBench) -> list[int]:
-    return [exchange.request.topics[0].partitions[0].fetch_offset for exchange in bench.asked(FETCH)]
+    return [exchange.request.topics[0].partitions[0].fetch_offset for exchange in bench.asked(ApiKey.FETCH)]
 
 
 def test_no_more_is_fetched_than_the_tail(bench: CoordinatorBench) -> None:
@@ -431,7 +454,7 @@ def test_no_more_is_fetched_than_the_tail(bench: CoordinatorBench) -> None:
 def test_a_partition_without_records_has_an_empty_tail() -> None:
     bench = CoordinatorBench()
     assert newest(bench) is None
-    assert bench.asked(FETCH) == []
+    assert bench.asked(ApiKey.FETCH) == []
 
 
 def test_the_search_goes_back_over_what_readers_do_not_see(bench: CoordinatorBench) -> None:
@@ -487,15 +510,15 @@ def test_a_missing_topic_is_named_at_the_limit(bench: CoordinatorBench) -> None:
     assert 2_000 <= bench.rig.now_ms - started_ms <= 2_200
 
 
-@pytest.mark.parametrize(("api_key", "operation"), [(LIST_OFFSETS, "DESCRIBE"), (FETCH, "READ")])
+@pytest.mark.parametrize(("api_key", "operation"), [(ApiKey.LIST_OFFSETS, "DESCRIBE"), (ApiKey.FETCH, "READ")])
 def test_unauthorized_topic_read_names_the_permission(bench: CoordinatorBench, api_key: int, operation: str) -> None:
-    bench.cluster.on(api_key, faults.fail_with(29))
+    bench.cluster.on(api_key, faults.fail_with(TopicAuthorizationError))
     with pytest.raises(TopicAuthorizationError, match=rf"t-0.*To read, {operation} is enough"):
         newest(bench)
 
 
 def test_silent_leader_fails_the_read_at_the_limit(bench: CoordinatorBench) -> None:
-    bench.cluster.on(FETCH, faults.lose_response(), times=None)
+    bench.cluster.on(ApiKey.FETCH, faults.lose_response(), times=None)
     started_ms = bench.rig.now_ms
     with pytest.raises(KafkaTimeoutError, match="t-0"):
         newest(bench, 3_000)
@@ -505,7 +528,7 @@ def test_silent_leader_fails_the_read_at_the_limit(bench: CoordinatorBench) -> N
 def test_slow_tail_fails_at_the_timer(bench: CoordinatorBench) -> None:
     bench.coordinator.topics._retry_backoff_ms = 1
     append(bench, *["x" * 400_000] * 40)
-    bench.cluster.on(FETCH, faults.delay(400), times=None)
+    bench.cluster.on(ApiKey.FETCH, faults.delay(400), times=None)
     started_ms = bench.rig.now_ms
     with pytest.raises(KafkaTimeoutError, match=r"t-0.*2000 ms"):
         newest(bench, 2_000)
@@ -513,7 +536,7 @@ def test_slow_tail_fails_at_the_timer(bench: CoordinatorBench) -> None:
 
 
 def test_partition_that_keeps_shrinking_fails_at_the_limit(bench: CoordinatorBench) -> None:
-    bench.cluster.on(FETCH, faults.fail_with(1), times=None)
+    bench.cluster.on(ApiKey.FETCH, faults.fail_with(OffsetOutOfRangeError), times=None)
     with pytest.raises(KafkaTimeoutError, match="t-0"):
         newest(bench, 500)
     assert bench.rig.now_ms == pytest.approx(1_000_500, abs=50)

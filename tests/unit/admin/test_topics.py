@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import ScriptedCluster
@@ -21,6 +22,7 @@ from spark_kafka_sink.common.errors import (
     InvalidTopicError,
     KafkaTimeoutError,
     TopicAuthorizationError,
+    TopicExistsError,
     UnknownTopicOrPartitionError,
 )
 from spark_kafka_sink.protocol.fetch import READ_UNCOMMITTED
@@ -135,9 +137,6 @@ def test_topic_deleted_while_it_is_read_is_not_waited_for(bench: CoordinatorBenc
     assert ABSENCE_LIMIT_MS <= bench.rig.now_ms - started_ms < 2 * ABSENCE_LIMIT_MS
 
 
-CREATE_TOPICS = int(ApiKey.CREATE_TOPICS)
-
-
 def ensure(bench: CoordinatorBench, topic: str, limit_ms: int = 60_000) -> int:
     return bench.coordinator.creation.ensure(topic, 5, 3, {"cleanup.policy": "compact"}, bench.timer(limit_ms))
 
@@ -146,7 +145,7 @@ def test_missing_topic_is_created_with_one_replica_a_node() -> None:
     bench = CoordinatorBench(node_count=2)
     assert ensure(bench, "decisions") == 5
     assert ensure(bench, "decisions") == 5
-    (asked,) = bench.asked(CREATE_TOPICS)
+    (asked,) = bench.asked(ApiKey.CREATE_TOPICS)
     (topic,) = asked.request.topics
     assert (topic.num_partitions, topic.replication_factor) == (5, 2)
     assert [(config.name, config.value) for config in topic.configs] == [
@@ -158,25 +157,25 @@ def test_missing_topic_is_created_with_one_replica_a_node() -> None:
 def test_a_topic_that_is_there_is_left_as_it_is() -> None:
     bench = CoordinatorBench()
     assert ensure(bench, "t") == 1
-    assert bench.asked(CREATE_TOPICS) == []
+    assert bench.asked(ApiKey.CREATE_TOPICS) == []
 
 
 def test_a_topic_that_somebody_else_creates_meanwhile_is_taken() -> None:
     bench = CoordinatorBench()
 
-    exists = faults.fail_with(36)
+    exists = faults.fail_with(TopicExistsError)
 
     def quicker(*arguments: Any) -> Any:
         bench.cluster.create_topic("decisions", 7)
         return exists(*arguments)
 
-    bench.cluster.on(CREATE_TOPICS, quicker)
+    bench.cluster.on(ApiKey.CREATE_TOPICS, quicker)
     assert ensure(bench, "decisions") == 7
 
 
 def test_a_refused_creation_is_raised_with_the_topic() -> None:
     bench = CoordinatorBench()
-    bench.cluster.on(CREATE_TOPICS, faults.fail_with(29))
+    bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(TopicAuthorizationError))
     with pytest.raises(TopicAuthorizationError, match="decisions"):
         ensure(bench, "decisions")
 
@@ -199,52 +198,56 @@ def test_missing_topic_is_created_by_the_controller_with_zookeeper() -> None:
         bench.cluster.controller_id = controller
         bench.cluster.scripts.clear()
         for other in {0, 1, 2} - {controller}:
-            bench.cluster.on(CREATE_TOPICS, faults.fail_with(41), times=None, node_id=other)
+            bench.cluster.on(
+                ApiKey.CREATE_TOPICS, faults.fail_with(ErrorCode.not_controller), times=None, node_id=other
+            )
         assert ensure(bench, f"decisions-{controller}") == 5
 
 
 def test_a_quota_on_the_creation_of_topics_is_waited_out() -> None:
     """KIP-599: a broker refuses what goes beyond it, and says for how long."""
     bench = CoordinatorBench(node_count=1)
-    exceeded = faults.fail_with(89)
+    exceeded = faults.fail_with(ErrorCode.throttling_quota_exceeded)
 
     def refuse(*arguments: Any) -> Answer:
         answer = exceeded(*arguments)
         return dataclasses.replace(answer, values={**(answer.values or {}), "throttle_time": 3_000})
 
-    bench.cluster.on(CREATE_TOPICS, refuse)
+    bench.cluster.on(ApiKey.CREATE_TOPICS, refuse)
     assert ensure(bench, "decisions") == 5
-    refused, created = bench.asked(CREATE_TOPICS)
+    refused, created = bench.asked(ApiKey.CREATE_TOPICS)
     assert created.now_ms - refused.now_ms >= 3_000
 
 
 def test_of_one_node_one_replica_is_in_sync() -> None:
     bench = CoordinatorBench(node_count=1)
     assert ensure(bench, "decisions") == 5
-    (topic,) = bench.asked(CREATE_TOPICS)[0].request.topics
+    (topic,) = bench.asked(ApiKey.CREATE_TOPICS)[0].request.topics
     assert ("min.insync.replicas", "1") in [(config.name, config.value) for config in topic.configs]
 
 
-@pytest.mark.parametrize("code", [41, 7], ids=["not the controller", "timed out"])
+@pytest.mark.parametrize(
+    "code", [ErrorCode.not_controller, ErrorCode.request_timed_out], ids=["not the controller", "timed out"]
+)
 def test_a_creation_that_fails_for_now_is_repeated_with_pauses(code: int) -> None:
     bench = CoordinatorBench()
-    bench.cluster.on(CREATE_TOPICS, faults.fail_with(code), times=3)
+    bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(code), times=3)
     assert ensure(bench, "decisions") == 5
-    times = [exchange.now_ms for exchange in bench.asked(CREATE_TOPICS)]
+    times = [exchange.now_ms for exchange in bench.asked(ApiKey.CREATE_TOPICS)]
     assert len(times) == 4
     assert all(later - earlier >= 100 for earlier, later in pairwise(times))
 
 
 def test_a_creation_that_an_answer_does_not_mention_is_repeated() -> None:
     bench = CoordinatorBench()
-    bench.cluster.on(CREATE_TOPICS, lambda *_: Answer({"throttle_time": 0, "topics": []}))
+    bench.cluster.on(ApiKey.CREATE_TOPICS, lambda *_: Answer({"throttle_time": 0, "topics": []}))
     assert ensure(bench, "decisions") == 5
-    assert len(bench.asked(CREATE_TOPICS)) == 2
+    assert len(bench.asked(ApiKey.CREATE_TOPICS)) == 2
 
 
 def test_failing_topic_creation_ends_at_the_limit_with_its_cause() -> None:
     bench = CoordinatorBench()
-    bench.cluster.on(CREATE_TOPICS, faults.fail_with(41), times=None)
+    bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(ErrorCode.not_controller), times=None)
     started_ms = bench.rig.now_ms
     with pytest.raises(
         KafkaTimeoutError, match=r"Topic decisions was neither found nor created within 3000 ms\. .*not the controller"
@@ -274,7 +277,7 @@ def test_partition_count_of_a_missing_topic_is_zero() -> None:
     bench.cluster.create_topic("decisions", 7)
     assert bench.coordinator.creation.count("decisions", bench.timer()) == 7
     assert bench.coordinator.creation.count("missing", bench.timer()) == 0
-    assert bench.asked(CREATE_TOPICS) == []
+    assert bench.asked(ApiKey.CREATE_TOPICS) == []
 
 
 def test_a_cluster_that_does_not_answer_is_no_missing_topic() -> None:

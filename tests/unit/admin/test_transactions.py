@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
 from support.scripted_broker.versions import KAFKA_3_0
@@ -12,6 +13,7 @@ from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, EndTxnStatu
 from spark_kafka_sink.admin.transactions import end_txn_outcome
 from spark_kafka_sink.common.errors import (
     BrokerError,
+    ConcurrentTransactionsError,
     InvalidPidMappingError,
     InvalidProducerEpochError,
     InvalidTxnStateError,
@@ -24,9 +26,6 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.protocol.versions import ApiKey
-
-INIT, END, LIST = int(ApiKey.INIT_PRODUCER_ID), int(ApiKey.END_TXN), int(ApiKey.LIST_TRANSACTIONS)
-DESCRIBE, METADATA = int(ApiKey.DESCRIBE_TRANSACTIONS), int(ApiKey.METADATA)
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def test_the_first_epoch_of_an_id_is_zero_and_each_call_gives_the_next(bench: Co
     assert first == (1000, 0)
     assert transactions.init_producer_id("id", 50_000, bench.timer()) == (1000, 1)
     assert transactions.init_producer_id("other", 60_000, bench.timer()) == (1001, 0)
-    asked = bench.asked(INIT)[1].request
+    asked = bench.asked(ApiKey.INIT_PRODUCER_ID)[1].request
     assert (asked.transactional_id, asked.producer_id, asked.producer_epoch) == ("id", -1, -1)
     assert bench.cluster.transactions.transactions["id"].timeout_ms == 50_000
 
@@ -67,14 +66,16 @@ def test_an_open_transaction_is_aborted_and_waited_for(bench: CoordinatorBench) 
 
 
 def test_endless_open_transaction_is_reported_at_the_limit(bench: CoordinatorBench) -> None:
-    bench.cluster.on(INIT, faults.fail_with(51), times=None)
+    bench.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ConcurrentTransactionsError), times=None)
     with pytest.raises(KafkaTimeoutError, match=r"'id'.*1500 ms.*previous transaction"):
         bench.coordinator.transactions.init_producer_id("id", 60_000, bench.timer(1_500))
 
 
 def test_many_ids_are_fenced_at_once_each_with_its_own_outcome(bench: CoordinatorBench) -> None:
     opened = bench.open("a", "b", "c")
-    bench.cluster.on(INIT, faults.fail_with(53), times=None, node_id=1)
+    bench.cluster.on(
+        ApiKey.INIT_PRODUCER_ID, faults.fail_with(TransactionalIdAuthorizationError), times=None, node_id=1
+    )
     found = bench.coordinator.transactions.init_producer_ids("abc", 60_000, bench.timer())
     assert list(found) == ["a", "b", "c"]
     assert found["a"].get() == (opened[0].producer_id, opened[0].producer_epoch + 2)
@@ -83,9 +84,9 @@ def test_many_ids_are_fenced_at_once_each_with_its_own_outcome(bench: Coordinato
     assert [bench.state(each) for each in "abc"] == ["Empty", "Ongoing", "Empty"]
 
 
-@pytest.mark.parametrize("error_code", [47, 90])
+@pytest.mark.parametrize("error_code", [ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced])
 def test_both_ways_to_say_fenced_are_one_error(bench: CoordinatorBench, error_code: int) -> None:
-    bench.cluster.on(INIT, faults.fail_with(error_code))
+    bench.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(error_code))
     with pytest.raises(ProducerFencedError, match=r"'id'.*newer producer"):
         bench.coordinator.transactions.init_producer_id("id", 60_000, bench.timer(), ProducerIdAndEpoch(1000, 0))
 
@@ -96,13 +97,13 @@ def test_both_ways_to_say_fenced_are_one_error(bench: CoordinatorBench, error_co
 @pytest.mark.parametrize(
     ("error_code", "status", "error_type"),
     [
-        (47, EndTxnStatus.PRODUCER_FENCED, InvalidProducerEpochError),
-        (48, EndTxnStatus.INVALID_TXN_STATE, InvalidTxnStateError),
-        (49, EndTxnStatus.INVALID_PID_MAPPING, InvalidPidMappingError),
-        (90, EndTxnStatus.PRODUCER_FENCED, ProducerFencedError),
-        (53, EndTxnStatus.REFUSED, TransactionalIdAuthorizationError),
-        (120, EndTxnStatus.REFUSED, TransactionAbortableError),
-        (68, EndTxnStatus.REFUSED, BrokerError),
+        (ErrorCode.invalid_producer_epoch, EndTxnStatus.PRODUCER_FENCED, InvalidProducerEpochError),
+        (ErrorCode.invalid_txn_state, EndTxnStatus.INVALID_TXN_STATE, InvalidTxnStateError),
+        (ErrorCode.invalid_producer_id_mapping, EndTxnStatus.INVALID_PID_MAPPING, InvalidPidMappingError),
+        (ErrorCode.producer_fenced, EndTxnStatus.PRODUCER_FENCED, ProducerFencedError),
+        (ErrorCode.transactional_id_authorization_failed, EndTxnStatus.REFUSED, TransactionalIdAuthorizationError),
+        (ErrorCode.transaction_abortable, EndTxnStatus.REFUSED, TransactionAbortableError),
+        (ErrorCode.non_empty_group, EndTxnStatus.REFUSED, BrokerError),
     ],
 )
 @pytest.mark.parametrize("committed", [True, False])
@@ -110,7 +111,7 @@ def test_what_an_answer_means_is_told_apart(
     bench: CoordinatorBench, error_code: int, status: EndTxnStatus, error_type: type[KafkaError], committed: bool
 ) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(END, faults.fail_with(error_code))
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(error_code))
     (outcome,) = bench.end([open_], committed=committed)
     assert outcome.status is status
     assert type(outcome.error) is error_type
@@ -119,13 +120,13 @@ def test_what_an_answer_means_is_told_apart(
     what = "Commit" if committed else "Abort"
     assert f"{what} of transactional id 'id' (producer id 1000, epoch 0, transaction version 2)" in str(outcome.error)
     assert outcome.producer == open_.producer
-    assert len(bench.asked(END)) == 1
+    assert len(bench.asked(ApiKey.END_TXN)) == 1
 
 
 def test_a_decided_answer_after_a_lost_one_stays_what_it_is(bench: CoordinatorBench) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(END, faults.close_before())
-    bench.cluster.on(END, faults.fail_with(90))
+    bench.cluster.on(ApiKey.END_TXN, faults.close_before())
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(ProducerFencedError))
     assert bench.commit(open_).status is EndTxnStatus.PRODUCER_FENCED
 
 
@@ -135,7 +136,7 @@ def test_a_transaction_ends_in_the_version_it_was_begun_under(version: int, requ
     (open_,) = bench.open("id")
     outcome = bench.commit(open_)
     assert (outcome.status, outcome.producer.epoch) == (EndTxnStatus.DONE, open_.producer_epoch + bump)
-    assert [exchange.version for exchange in bench.asked(END)] == [request_version]
+    assert [exchange.version for exchange in bench.asked(ApiKey.END_TXN)] == [request_version]
 
 
 def test_the_first_producer_id_of_all_has_a_next_epoch_too(bench: CoordinatorBench) -> None:
@@ -164,7 +165,7 @@ def test_the_last_epoch_of_a_producer_id_is_followed_by_another_id(bench: Coordi
 
 def test_who_may_not_describe_is_told_what_to_grant(bench: CoordinatorBench) -> None:
     bench.open("a", "b")
-    bench.cluster.on(DESCRIBE, faults.fail_with(53), node_id=1)
+    bench.cluster.on(ApiKey.DESCRIBE_TRANSACTIONS, faults.fail_with(TransactionalIdAuthorizationError), node_id=1)
     with pytest.raises(TransactionalIdAuthorizationError, match=r"'b'.*grant DESCRIBE"):
         bench.coordinator.transactions.describe_transactions(["a", "b"], bench.timer())
 
@@ -176,7 +177,7 @@ def test_a_state_that_we_have_not_heard_of_is_unknown(bench: CoordinatorBench) -
         states = [state | {"transaction_state": "Dreaming"} for state in values["transaction_states"]]
         return values | {"transaction_states": states}
 
-    bench.cluster.on(DESCRIBE, faults.change(rename))
+    bench.cluster.on(ApiKey.DESCRIBE_TRANSACTIONS, faults.change(rename))
     found = bench.coordinator.transactions.describe_transactions(["id"], bench.timer())["id"]
     assert found is not None
     assert found.state is TransactionState.UNKNOWN
@@ -190,15 +191,15 @@ def listed(bench: CoordinatorBench, timeout_ms: int = 60_000, **filters: Any) ->
 def test_all_brokers_are_asked_and_what_they_know_is_one_list(bench: CoordinatorBench) -> None:
     bench.open("c", "b", "a", "d")
     assert listed(bench) == [("a", 2), ("b", 1), ("c", 0), ("d", 0)]
-    assert sorted(exchange.node_id for exchange in bench.asked(LIST)) == [0, 1, 2]
+    assert sorted(exchange.node_id for exchange in bench.asked(ApiKey.LIST_TRANSACTIONS)) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("error_code", [14, 15])
+@pytest.mark.parametrize("error_code", [ErrorCode.coordinator_load_in_progress, ErrorCode.coordinator_not_available])
 def test_a_broker_that_is_loading_is_asked_again_alone(bench: CoordinatorBench, error_code: int) -> None:
     bench.open("a", "b", "c")
-    bench.cluster.on(LIST, faults.fail_with(error_code), node_id=1)
+    bench.cluster.on(ApiKey.LIST_TRANSACTIONS, faults.fail_with(error_code), node_id=1)
     assert len(listed(bench)) == 3
-    assert sorted(exchange.node_id for exchange in bench.asked(LIST)) == [0, 1, 1, 2]
+    assert sorted(exchange.node_id for exchange in bench.asked(ApiKey.LIST_TRANSACTIONS)) == [0, 1, 1, 2]
 
 
 def test_listing_skips_a_dead_broker_and_finds_its_transactions_elsewhere(bench: CoordinatorBench) -> None:
@@ -220,12 +221,12 @@ def test_listing_skips_a_dead_broker_and_finds_its_transactions_elsewhere(bench:
 @pytest.mark.parametrize("delay_ms", [2_500, 8_000])
 def test_a_broker_that_answers_slowly_is_waited_for(bench: CoordinatorBench, delay_ms: int) -> None:
     bench.open("a", "b", "c")
-    bench.cluster.on(LIST, faults.delay(delay_ms), node_id=1, times=None)
+    bench.cluster.on(ApiKey.LIST_TRANSACTIONS, faults.delay(delay_ms), node_id=1, times=None)
     assert listed(bench) == [("a", 0), ("b", 1), ("c", 2)]
 
 
 def test_listing_without_one_broker_raises_its_name(bench: CoordinatorBench) -> None:
-    bench.cluster.on(LIST, faults.lose_response(), node_id=1, times=None)
+    bench.cluster.on(ApiKey.LIST_TRANSACTIONS, faults.lose_response(), node_id=1, times=None)
     started_ms = bench.rig.now_ms
     with pytest.raises(KafkaTimeoutError, match=r"ListTransactions of node broker-1"):
         listed(bench, 5_000)
@@ -241,7 +242,7 @@ def test_without_any_broker_the_list_ends_at_its_limit(bench: CoordinatorBench) 
 def test_listing_after_rebootstrap_asks_all_brokers(bench: CoordinatorBench) -> None:
     """Not those addresses, which may be one of many."""
     bench.open("a", "b", "c")
-    bench.cluster.on(METADATA, faults.delay(50))
+    bench.cluster.on(ApiKey.METADATA, faults.delay(50))
     bench.rig.selector.at(bench.rig.now_ms + 10, bench.rig.metadata.rebootstrap)
     assert listed(bench) == [("a", 0), ("b", 1), ("c", 2)]
 
@@ -259,7 +260,9 @@ def test_a_state_that_a_broker_does_not_know_is_refused(bench: CoordinatorBench)
 
 
 def test_listing_from_a_broker_before_3_0_names_release_and_node_once(bench: CoordinatorBench) -> None:
-    bench.cluster.versions = {key: value for key, value in bench.cluster.versions.items() if key != LIST}
+    bench.cluster.versions = {
+        key: value for key, value in bench.cluster.versions.items() if key != ApiKey.LIST_TRANSACTIONS
+    }
     with pytest.raises(UnsupportedVersionError) as refused:
         bench.coordinator.transactions.list_transactions(bench.timer())
     text = str(refused.value)

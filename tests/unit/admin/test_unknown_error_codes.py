@@ -18,7 +18,7 @@ Call = Callable[[CoordinatorBench], object]
 
 def end(bench: CoordinatorBench) -> None:
     (open_,) = bench.open("id")
-    bench.cluster.on(int(ApiKey.END_TXN), faults.fail_with(999), times=None)
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(999), times=None)
     (outcome,) = bench.end([open_], 1_500)
     assert outcome.error is not None
     raise outcome.error
@@ -51,7 +51,7 @@ def test_its_number_request_and_place_are_in_the_error(api_key: ApiKey) -> None:
     call, place = CALLS[api_key]
     bench.coordinator.creation.ensure("t", 1, 1, {}, bench.timer())
     bench.raw.begin("warm-up")
-    bench.cluster.on(int(api_key), faults.fail_with(999), times=None)
+    bench.cluster.on(api_key, faults.fail_with(999), times=None)
     with pytest.raises(UnknownServerError) as caught:
         call(bench)
     assert caught.value.error_code == 999

@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
     ("job", "option", "value", "why"),
     [
         ("benchmark", "--json", "/no/such/figures.json", "there is no folder '/no/such'"),
-        ("benchmark", "--json", "/", "a file is wanted"),
+        ("benchmark", "--json", "/", "must be a file"),
         ("benchmark", "--plot", "/no/such/plot", "there is no folder '/no/such'"),
         ("benchmark", "--records", "0", "not a number from 1 on"),
         ("benchmark", "--warm-up", "-1", "'-1' is not a number of seconds"),
@@ -26,7 +26,7 @@ BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
         ("exactly_once_cost", "--json", "/no/such/figures.json", "there is no folder '/no/such'"),
         ("microbenchmark", "--json", "/no/such/figures.json", "there is no folder '/no/such'"),
         ("microbenchmark", "--rounds", "0", "not a number from 1 on"),
-        ("profile_producer", "--cells", "foo", "'foo': a codec (none, gzip, lz4, zstd, snappy)"),
+        ("profile_producer", "--cells", "foo", "'foo' must be a codec (none, gzip, lz4, zstd, snappy)"),
         ("profile_producer", "--cells", "none-4,lz4", "'' is not a number from 1 on"),
         ("profile_producer", "--rows", "0", "not a number from 1 on"),
         ("profile_producer", "--rows", "1000001", "a round has 1,000,000 records"),

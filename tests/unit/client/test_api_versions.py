@@ -5,13 +5,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 
 from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, NodeApiVersions, VersionRange
 
 LATEST = SUPPORTED_VERSIONS[ApiKey.API_VERSIONS].latest
-UNSUPPORTED_VERSION = 35
 
 
 def response(error_code: int = 0, ranges: Sequence[tuple[int, int, int]] = ()) -> Any:
@@ -43,13 +43,13 @@ def test_an_answer_makes_the_nodes_versions_known() -> None:
 
 def test_next_versions_request_uses_the_version_that_the_node_names() -> None:
     discovery = VersionDiscovery(ApiVersions())
-    assert not discovery.on_response("1", LATEST, response(UNSUPPORTED_VERSION, [(18, 0, 2)]))
+    assert not discovery.on_response("1", LATEST, response(ErrorCode.unsupported_version, [(18, 0, 2)]))
     assert discovery.take_version("1") == 2
 
 
 def test_a_node_that_names_no_version_is_asked_in_version_0() -> None:
     discovery = VersionDiscovery(ApiVersions())
-    assert not discovery.on_response("1", LATEST, response(UNSUPPORTED_VERSION))
+    assert not discovery.on_response("1", LATEST, response(ErrorCode.unsupported_version))
     assert discovery.take_version("1") == 0
 
 
@@ -57,24 +57,24 @@ def test_node_that_refuses_each_version_gets_lower_ones_until_it_fails() -> None
     discovery = VersionDiscovery(ApiVersions())
     asked = [LATEST]
     while asked[-1] > 0:
-        assert not discovery.on_response("1", asked[-1], response(UNSUPPORTED_VERSION, [(18, 0, LATEST)]))
+        assert not discovery.on_response("1", asked[-1], response(ErrorCode.unsupported_version, [(18, 0, LATEST)]))
         asked.append(discovery.take_version("1"))
     assert asked == list(range(LATEST, -1, -1))
     with pytest.raises(KafkaError):
-        discovery.on_response("1", 0, response(UNSUPPORTED_VERSION, [(18, 0, LATEST)]))
+        discovery.on_response("1", 0, response(ErrorCode.unsupported_version, [(18, 0, LATEST)]))
     assert discovery.due() == []
 
 
 def test_a_negative_claim_is_version_0() -> None:
     discovery = VersionDiscovery(ApiVersions())
-    discovery.on_response("1", LATEST, response(UNSUPPORTED_VERSION, [(18, 0, -5)]))
+    discovery.on_response("1", LATEST, response(ErrorCode.unsupported_version, [(18, 0, -5)]))
     assert discovery.take_version("1") == 0
 
 
 def test_any_other_error_gives_the_node_up() -> None:
     with pytest.raises(KafkaError) as caught:
         VersionDiscovery(ApiVersions()).on_response("1", LATEST, response(42))
-    assert caught.value.error_code == 42
+    assert caught.value.error_code == ErrorCode.invalid_request
 
 
 def test_range_upside_down_leaves_the_node_known() -> None:

@@ -3,18 +3,19 @@ from __future__ import annotations
 import logging
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.client_rig import METADATA_EXPIRE_MS, REBOOTSTRAP_TRIGGER_MS, REQUEST_TIMEOUT_MS, ClientRig
 from support.scripted_broker import faults
 
 from spark_kafka_sink.common.cluster import Node, TopicPartition
+from spark_kafka_sink.common.errors import RebootstrapRequiredError
 from spark_kafka_sink.protocol.versions import ApiKey
 
-METADATA = int(ApiKey.METADATA)
 BOOTSTRAP = Node(-1, "broker-0", 9092)
 
 
 def updates(rig: ClientRig) -> int:
-    return len(rig.cluster.requests_of(METADATA))
+    return len(rig.cluster.requests_of(ApiKey.METADATA))
 
 
 def test_the_first_poll_connects_and_asks_for_the_topics() -> None:
@@ -45,12 +46,12 @@ def test_an_answer_is_taken_though_another_node_was_lost_meanwhile() -> None:
     rig.await_metadata()
     for node_id in (0, 1):
         rig.connect(node_id)
-    rig.cluster.on(METADATA, faults.delay(500))
+    rig.cluster.on(ApiKey.METADATA, faults.delay(500))
     rig.clock.advance(500)
     rig.metadata.request_update()
     rig.poll_until(lambda: updates(rig) == 2)
     version = rig.metadata.update_version
-    rig.network.cut(1 - rig.cluster.requests_of(METADATA)[-1].node_id)
+    rig.network.cut(1 - rig.cluster.requests_of(ApiKey.METADATA)[-1].node_id)
     rig.poll_until(lambda: rig.metadata.update_version > version, limit_ms=550)
     assert updates(rig) == 2
 
@@ -75,7 +76,7 @@ def test_a_poll_ends_in_time_for_the_next_update() -> None:
 
 def test_metadata_without_brokers_is_a_failed_update() -> None:
     rig = ClientRig(1, ["t"])
-    rig.cluster.on(METADATA, faults.change(lambda values: {**values, "brokers": ()}), times=3)
+    rig.cluster.on(ApiKey.METADATA, faults.change(lambda values: {**values, "brokers": ()}), times=3)
     rig.poll_until(lambda: updates(rig) == 3)
     rig.poll(5)
     assert rig.metadata.fetch().is_bootstrap_configured
@@ -87,13 +88,21 @@ def test_errors_and_missing_listeners_are_logged(caplog: pytest.LogCaptureFixtur
     rig = ClientRig(1, ["t"])
 
     def without_listener(values: dict[str, object]) -> dict[str, object]:
-        partition = {"error_code": 72, "partition_index": 4, "leader_id": -1, "leader_epoch": 0}
+        partition = {
+            "error_code": ErrorCode.listener_not_found,
+            "partition_index": 4,
+            "leader_id": -1,
+            "leader_epoch": 0,
+        }
         return {
             **values,
-            "topics": [{"name": "t", "error_code": 0, "partitions": [partition]}, {"name": "t2", "error_code": 17}],
+            "topics": [
+                {"name": "t", "error_code": 0, "partitions": [partition]},
+                {"name": "t2", "error_code": ErrorCode.invalid_topic_exception},
+            ],
         }
 
-    rig.cluster.on(METADATA, faults.change(without_listener))
+    rig.cluster.on(ApiKey.METADATA, faults.change(without_listener))
     with caplog.at_level(logging.WARNING):
         rig.poll_until(lambda: updates(rig) == 1 and rig.metadata.update_version > 1)
     assert "t-4" in caplog.text
@@ -105,10 +114,12 @@ def test_text_of_brokers_is_no_line_of_the_log(caplog: pytest.LogCaptureFixture)
     forged = "x\n2026-01-01 CRITICAL root: forged\x1b[2J"
 
     def strange(values: dict[str, object]) -> dict[str, object]:
-        topics = [{"name": f"{forged}{index}", "error_code": 17} for index in range(1_000)]
+        topics = [
+            {"name": f"{forged}{index}", "error_code": ErrorCode.invalid_topic_exception} for index in range(1_000)
+        ]
         return {**values, "topics": topics}
 
-    rig.cluster.on(METADATA, faults.change(strange))
+    rig.cluster.on(ApiKey.METADATA, faults.change(strange))
     with caplog.at_level(logging.INFO):
         rig.poll_until(lambda: updates(rig) == 1 and rig.metadata.update_version > 1)
     assert "errors for 1000 topics, as {'x?2026-01-01" in caplog.text
@@ -258,7 +269,7 @@ def test_stale_metadata_triggers_a_rebootstrap() -> None:
     rig = Seeds("rebootstrap")
     rig.metadata.bootstrap([("seed", 9092)])
     rig.await_metadata()
-    rig.cluster.on(METADATA, faults.lose_request(), times=None)
+    rig.cluster.on(ApiKey.METADATA, faults.lose_request(), times=None)
     rig.clock.advance(1_000)
     rig.metadata.request_update()
     started_ms = rig.now_ms
@@ -291,7 +302,7 @@ def test_a_broker_may_ask_for_it(caplog: pytest.LogCaptureFixture) -> None:
     rig.await_metadata()
     rig.connect(0)
     rig.clock.advance(500)
-    rig.cluster.on(METADATA, faults.fail_with(129))
+    rig.cluster.on(ApiKey.METADATA, faults.fail_with(RebootstrapRequiredError))
     rig.metadata.request_update()
     rig.poll_until(lambda: rig.metadata.fetch().is_bootstrap_configured, limit_ms=2_000)
     assert rig.selector.connection_ids == []
@@ -302,7 +313,7 @@ def test_a_broker_may_ask_for_it(caplog: pytest.LogCaptureFixture) -> None:
 def test_recovery_none_ignores_a_rebootstrap_request() -> None:
     rig = ClientRig(1, ["t"], recovery_strategy="none")
     rig.await_metadata()
-    rig.cluster.on(METADATA, faults.fail_with(129))
+    rig.cluster.on(ApiKey.METADATA, faults.fail_with(RebootstrapRequiredError))
     rig.clock.advance(500)
     rig.metadata.request_update()
     version = rig.metadata.update_version

@@ -4,6 +4,7 @@ import uuid
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.scripted_broker.responses import encode_response
 
 from spark_kafka_sink.client.metadata_view import MetadataResponse
@@ -17,7 +18,8 @@ VERSIONS = SUPPORTED_VERSIONS[ApiKey.METADATA]
 
 def parse(version: int, **changes: Any) -> MetadataResponse:
     partition = {
-        "error_code": 5, "partition_index": 2, "leader_id": -1, "leader_epoch": -1, "replica_nodes": (1, 2),
+        "error_code": ErrorCode.leader_not_available,
+        "partition_index": 2, "leader_id": -1, "leader_epoch": -1, "replica_nodes": (1, 2),
         "isr_nodes": (1,), "offline_replicas": (2,),
     }  # fmt: skip
     values = {
@@ -31,9 +33,9 @@ def parse(version: int, **changes: Any) -> MetadataResponse:
                 "partitions": [partition, {**partition, "error_code": 0, "leader_id": 1, "leader_epoch": 4}],
             }
         ],
-        "error_code": 129,
+        "error_code": ErrorCode.rebootstrap_required,
     }  # fmt: skip
-    frame = encode_response(int(ApiKey.METADATA), version, 0, values | changes)
+    frame = encode_response(ApiKey.METADATA, version, 0, values | changes)
     return MetadataResponse.from_entity(parse_response(request_type(ApiKey.METADATA, version), frame[4:])[1])
 
 
@@ -46,7 +48,7 @@ def test_every_version_gives_the_same_value_but_for_what_it_does_not_tell(versio
     assert answer.controller == Node(1, "b", 9092, "r")
     assert answer.cluster_id == "c"
     assert answer.has_reliable_leader_epochs == (version >= 9)
-    assert answer.error_code == (129 if version >= 13 else 0)
+    assert answer.error_code == (ErrorCode.rebootstrap_required if version >= 13 else 0)
     (topic,) = answer.topics
     assert (topic.name, topic.error_code) == ("t", 0)
     assert topic.topic_id == (TOPIC_ID if version >= 10 else None)
@@ -58,7 +60,12 @@ def test_every_version_gives_the_same_value_but_for_what_it_does_not_tell(versio
 
 
 def test_what_is_not_known_is_none() -> None:
-    answer = parse(12, cluster_id=None, controller_id=-1, topics=[{"error_code": 3, "name": "t"}])
+    answer = parse(
+        12,
+        cluster_id=None,
+        controller_id=-1,
+        topics=[{"error_code": ErrorCode.unknown_topic_or_partition, "name": "t"}],
+    )
     assert answer.cluster_id is None
     assert answer.controller is None
     assert answer.topics[0].topic_id is None
@@ -66,12 +73,16 @@ def test_what_is_not_known_is_none() -> None:
 
 
 def test_the_zero_id_is_no_id() -> None:
-    answer = parse(12, topics=[{"error_code": 3, "name": "t", "topic_id": uuid.UUID(int=0)}])
+    answer = parse(
+        12, topics=[{"error_code": ErrorCode.unknown_topic_or_partition, "name": "t", "topic_id": uuid.UUID(int=0)}]
+    )
     assert answer.topics[0].topic_id is None
 
 
 def test_a_topic_without_a_name_is_left_out() -> None:
-    assert parse(12, topics=[{"error_code": 100, "name": None, "topic_id": TOPIC_ID}]).topics == ()
+    assert (
+        parse(12, topics=[{"error_code": ErrorCode.unknown_topic_id, "name": None, "topic_id": TOPIC_ID}]).topics == ()
+    )
 
 
 def test_a_controller_that_is_not_listed_is_none() -> None:

@@ -42,9 +42,6 @@ from spark_kafka_sink.protocol.versions import ApiKey, Message
 
 ASK = InitProducerIdRequest()
 BROKERS_ONLY = MetadataRequest((), allow_auto_topic_creation=False)
-INIT_PRODUCER_ID = int(ApiKey.INIT_PRODUCER_ID)
-API_VERSIONS = int(ApiKey.API_VERSIONS)
-METADATA = int(ApiKey.METADATA)
 
 
 @pytest.fixture
@@ -73,7 +70,7 @@ def test_a_request_comes_back_with_its_response_and_calls_back_once(rig: ClientR
     assert response.body is not None
     assert not response.disconnected
     assert response.latency_ms == 2, "a millisecond there and one back"
-    assert rig.cluster.requests_of(INIT_PRODUCER_ID)[0].client_id == "rig"
+    assert rig.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)[0].client_id == "rig"
 
 
 def test_responses_go_to_their_requests_in_the_order_sent(rig: ClientRig) -> None:
@@ -180,7 +177,7 @@ def test_the_highest_version_both_sides_know_is_used() -> None:
     rig.send(0, ASK)
     (response,) = rig.poll_until(lambda: not rig.client.has_in_flight_requests())
     assert response.version == 1
-    assert [exchange.version for exchange in rig.cluster.requests_of(METADATA)] == [7]
+    assert [exchange.version for exchange in rig.cluster.requests_of(ApiKey.METADATA)] == [7]
     assert rig.metadata.fetch().topics == {"t"}
 
 
@@ -210,12 +207,12 @@ def test_old_node_gets_an_older_versions_request() -> None:
     rig = ClientRig(1)
     rig.cluster.versions = {**rig.cluster.versions, 18: (0, 2)}
     rig.connect(0)
-    assert [exchange.version for exchange in rig.cluster.requests_of(API_VERSIONS)][-1] == 2
+    assert [exchange.version for exchange in rig.cluster.requests_of(ApiKey.API_VERSIONS)][-1] == 2
 
 
 def test_node_without_versions_is_disconnected_and_retried() -> None:
     rig = ClientRig(1, recovery_strategy="none")
-    rig.cluster.on(API_VERSIONS, faults.fail_with(42))
+    rig.cluster.on(ApiKey.API_VERSIONS, faults.fail_with(InvalidRequestError))
     rig.poll_until(lambda: rig.client.connection_failed(Node(-1, "broker-0", 9092)))
     assert InvalidRequestError.sentence in str(rig.metadata.connection_failure)
     rig.await_metadata()
@@ -243,7 +240,7 @@ def test_metadata_a_node_is_too_old_for_is_a_fatal_error() -> None:
 def test_wrong_response_closes_the_connection(
     rig: ClientRig, fault: faults.Hook, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig.cluster.on(INIT_PRODUCER_ID, fault)
+    rig.cluster.on(ApiKey.INIT_PRODUCER_ID, fault)
     first = rig.send(0, ASK)
     rig.poll()
     second = rig.send(0, BROKERS_ONLY)
@@ -258,7 +255,7 @@ def test_wrong_response_closes_the_connection(
 
 def test_bytes_after_the_answer_cost_no_connection(rig: ClientRig) -> None:
     rig.cluster.on(
-        INIT_PRODUCER_ID, faults.corrupt(lambda frame: frame[:3] + bytes([frame[3] + 2]) + frame[4:] + b"xx")
+        ApiKey.INIT_PRODUCER_ID, faults.corrupt(lambda frame: frame[:3] + bytes([frame[3] + 2]) + frame[4:] + b"xx")
     )
     rig.send(0, ASK)
     (response,) = rig.poll_until(lambda: not rig.client.has_in_flight_requests())
@@ -268,11 +265,11 @@ def test_bytes_after_the_answer_cost_no_connection(rig: ClientRig) -> None:
 
 def test_server_that_is_not_kafka_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     rig = ClientRig(1, recovery_strategy="none")
-    rig.cluster.on(API_VERSIONS, faults.truncate(3), times=None)
+    rig.cluster.on(ApiKey.API_VERSIONS, faults.truncate(3), times=None)
     with caplog.at_level(logging.INFO):
         began_ms = rig.now_ms
         rig.poll_until(lambda: rig.now_ms > began_ms + 50_000)
-        attempts = len(rig.cluster.requests_of(API_VERSIONS))
+        attempts = len(rig.cluster.requests_of(ApiKey.API_VERSIONS))
         lines = [record.getMessage() for record in caplog.records]
         rig.poll_until(lambda: rig.now_ms > began_ms + 70_000)
     assert attempts > 20
@@ -289,7 +286,7 @@ def test_server_that_is_not_kafka_is_logged_once_a_minute(caplog: pytest.LogCapt
 
 
 def test_the_error_of_a_wrong_correlation_id_names_node_and_both_ids(rig: ClientRig) -> None:
-    rig.cluster.on(INIT_PRODUCER_ID, faults.wrong_correlation_id(5))
+    rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.wrong_correlation_id(5))
     request = rig.send(0, ASK)
     (response,) = rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
     text = str(response.protocol_error)
@@ -300,12 +297,16 @@ def test_the_error_of_a_wrong_correlation_id_names_node_and_both_ids(rig: Client
 
 
 def test_unrequested_response_closes_the_connection(rig: ClientRig, caplog: pytest.LogCaptureFixture) -> None:
-    rig.cluster.on(INIT_PRODUCER_ID, faults.corrupt(lambda frame: frame + frame))
+    rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.corrupt(lambda frame: frame + frame))
     rig.send(0, ASK)
     with caplog.at_level(logging.CRITICAL):
         (response,) = rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
     assert response.body is not None
     assert "no request was in flight" in str(rig.metadata.connection_failure)
+
+
+EMPTY: dict[int, bool] = {}
+"""Raises KeyError at any access."""
 
 
 # ---- disconnections and time-outs ----------------------------------------------------------------------------------
@@ -320,7 +321,7 @@ def test_unexpected_exception_on_one_answer_costs_that_node_only(
         rig.connect(node_id)
     real = network_client.client_throttle_ms
     monkeypatch.setattr(
-        network_client, "client_throttle_ms", lambda key, body: real(key, body) if body.producer_id > 1000 else {}[1]
+        network_client, "client_throttle_ms", lambda key, body: real(key, body) if body.producer_id > 1000 else EMPTY[1]
     )
     bad, good = rig.send(0, ASK), rig.send(1, ASK)
     by_request = {each.request: each for each in rig.poll_until(lambda: not rig.client.has_in_flight_requests())}
@@ -349,7 +350,7 @@ def test_unexpected_exception_on_metadata_is_a_failed_update_and_asked_again(mon
 def test_unexpected_exception_at_connecting_counts_as_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = ClientRig(1)
     rig.await_metadata()
-    monkeypatch.setattr(rig.selector, "connect", lambda *_: {}[1])
+    monkeypatch.setattr(rig.selector, "connect", lambda *_: EMPTY[1])
     assert not rig.client.ready(rig.node(0), rig.now_ms)
     assert rig.client.connection_failed(rig.node(0))
 
@@ -369,14 +370,14 @@ def test_lost_connection_completes_its_requests_and_asks_for_metadata(rig: Clien
 
 
 def test_answers_that_came_before_the_connection_was_lost_still_count(rig: ClientRig) -> None:
-    rig.cluster.on(INIT_PRODUCER_ID, lambda cluster, exchange, proceed: Answer(proceed().values, close=True))
+    rig.cluster.on(ApiKey.INIT_PRODUCER_ID, lambda cluster, exchange, proceed: Answer(proceed().values, close=True))
     rig.send(0, ASK)
     responses = rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
     assert [response.body is not None for response in responses] == [True]
 
 
 def test_timed_out_request_closes_the_connection(rig: ClientRig) -> None:
-    rig.cluster.on(INIT_PRODUCER_ID, faults.lose_request(), times=None)
+    rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request(), times=None)
     started_ms = rig.now_ms
     late = rig.send(0, ASK, timeout_ms=500)
     rig.poll()
@@ -437,7 +438,7 @@ def test_connection_that_stalls_names_the_step(
 
 def test_silent_node_times_out_at_the_versions_request() -> None:
     rig = ClientRig(1, recovery_strategy="none")
-    rig.cluster.on(API_VERSIONS, faults.lose_request())
+    rig.cluster.on(ApiKey.API_VERSIONS, faults.lose_request())
     rig.poll_until(lambda: rig.client.connection_failed(Node(-1, "broker-0", 9092)), limit_ms=REQUEST_TIMEOUT_MS + 50)
     rig.await_metadata()
 
@@ -506,7 +507,7 @@ def test_moved_node_is_connected_at_its_new_address() -> None:
     rig.connect(0)
     rig.send(0, ASK)
     rig.poll_until(lambda: not rig.client.has_in_flight_requests())
-    assert [asked.node_id for asked in rig.cluster.requests_of(INIT_PRODUCER_ID)] == [1, 0]
+    assert [asked.node_id for asked in rig.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)] == [1, 0]
 
 
 def test_disconnect_completes_requests_and_keeps_metadata(rig: ClientRig) -> None:
@@ -577,7 +578,7 @@ def test_closing_a_node_that_is_being_connected_leaves_others_alone() -> None:
 
 
 def test_a_metadata_request_lost_with_its_connection_is_a_failed_update(rig: ClientRig) -> None:
-    rig.cluster.on(METADATA, faults.close_before())
+    rig.cluster.on(ApiKey.METADATA, faults.close_before())
     rig.clock.advance(200)
     rig.metadata.request_update()
     assert rig.poll_until(lambda: rig.client.connection_failed(rig.node(0))) == []
@@ -670,8 +671,8 @@ def test_client_does_not_repeat_a_throttle_of_the_broker() -> None:
 
 
 def test_a_throttle_does_not_count_against_what_is_in_flight(rig: ClientRig) -> None:
-    rig.cluster.on(METADATA, faults.change(lambda values: {**values, "throttle_time": 1_000}))
-    rig.cluster.on(INIT_PRODUCER_ID, faults.delay(900))
+    rig.cluster.on(ApiKey.METADATA, faults.change(lambda values: {**values, "throttle_time": 1_000}))
+    rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.delay(900))
     rig.send(0, BROKERS_ONLY)
     rig.poll()
     rig.send(0, ASK, timeout_ms=500)
@@ -728,16 +729,16 @@ def test_least_loaded_prefers_the_oldest_attempt() -> None:
         rig.states.disconnected(str(node_id), rig.now_ms)
         rig.clock.advance(10)
     rig.clock.advance(5_000)
-    for node_id in list(rig.selector.connection_ids):
-        rig.selector.close(node_id)
+    for connection_id in list(rig.selector.connection_ids):
+        rig.selector.close(connection_id)
     assert {rig.client.least_loaded_node(rig.now_ms) for _ in range(50)} == {rig.node(1)}
 
 
 def test_least_loaded_skips_nodes_in_backoff() -> None:
     rig = ClientRig(2)
     rig.await_metadata()
-    for node_id in list(rig.selector.connection_ids):
-        rig.client.disconnect(node_id)
+    for connection_id in list(rig.selector.connection_ids):
+        rig.client.disconnect(connection_id)
     for node_id in (0, 1):
         assert rig.client.least_loaded_node(rig.now_ms) is not None
         rig.states.connecting(str(node_id), "broker", 1, rig.now_ms)
@@ -806,7 +807,7 @@ def test_every_request_comes_back_exactly_once_whatever_the_network_does(
     with caplog.at_level(logging.CRITICAL):
         for _ in range(400):
             if rng.random() < 0.1:
-                rig.cluster.on(INIT_PRODUCER_ID, rng.choice(hooks))
+                rig.cluster.on(ApiKey.INIT_PRODUCER_ID, rng.choice(hooks))
             if rng.random() < 0.03:
                 rig.network.cut(rng.randrange(3))
             node = rig.node(rng.randrange(3))

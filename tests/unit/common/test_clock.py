@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from spark_kafka_sink.common.clock import SystemClock
-from spark_kafka_sink.common.config import LONG_MAX
+from spark_kafka_sink.common.options import LONG_MAX
 
 
 def test_wait_may_be_as_long_as_any_setting() -> None:

@@ -21,7 +21,7 @@ INFOS = (
 
 @pytest.fixture
 def cluster() -> Cluster:
-    return Cluster("id", (A, B), INFOS, frozenset({"i"}), frozenset({"bad"}), frozenset({"no"}), A, {"t": UUID(int=5)})
+    return Cluster("id", (A, B), INFOS, frozenset({"bad"}), frozenset({"no"}), A, {"t": UUID(int=5)})
 
 
 def test_partitions_are_found_by_topic_in_their_order(cluster: Cluster) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from spark_kafka_sink.common import config as config_module
 from spark_kafka_sink.common import security as security_module
-from spark_kafka_sink.common.config import _JAVA_ONLY, INT_MAX, ProducerConfig, describe_options
+from spark_kafka_sink.common.config import _JAVA_ONLY, ProducerConfig, describe_options
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.options import table_of
+from spark_kafka_sink.common.options import INT_MAX, table_of
 from spark_kafka_sink.common.security import SecurityConfig
 
 SERVERS = {"bootstrap.servers": "localhost:9092"}
@@ -121,7 +121,7 @@ def test_values_are_parsed(key: str, given: object, expected: object) -> None:
         ("linger.ms", "-1", "between 0 and"),
         ("batch.size", str(2**31), f"between 0 and {INT_MAX}"),
         ("compression.type", "brotli", "none, gzip, snappy, lz4, zstd"),
-        ("compression.gzip.level", "0", "-1 or lie between 1 and 9"),
+        ("compression.gzip.level", "0", "-1 or between 1 and 9"),
         ("compression.lz4.level", "18", "between 1 and 17"),
         ("compression.zstd.level", "23", "between -131072 and 22"),
         ("max.in.flight.requests.per.connection", "0", "between 1"),
@@ -132,7 +132,7 @@ def test_values_are_parsed(key: str, given: object, expected: object) -> None:
         ("bootstrap.servers", "localhost:65536", "not host:port"),
         ("bootstrap.servers", "localhost:²", "not host:port"),
         ("bootstrap.servers", ":9092", "not host:port"),
-        ("bootstrap.servers", "h1:9092;h2:9092", "'h1:9092;h2:9092' is not host:port; commas stand between several"),
+        ("bootstrap.servers", "h1:9092;h2:9092", "separated by commas: 'h1:9092;h2:9092' is not host:port"),
         ("bootstrap.servers", "h1:9092 h2:9092", "commas"),
         ("bootstrap.servers", " , ", "at least one host:port"),
     ],
@@ -140,7 +140,7 @@ def test_values_are_parsed(key: str, given: object, expected: object) -> None:
 def test_malformed_value_is_refused_with_setting_and_remedy(key: str, given: object, wanted: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         ProducerConfig.from_mapping({**SERVERS, key: given})
-    assert str(refusal.value).startswith(f"{key}={given!r}: ")
+    assert str(refusal.value).startswith(f"{key}={given!r} must ")
     assert wanted in str(refusal.value)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 
+from kio.schema.errors import ErrorCode
+
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     BrokerError,
@@ -16,20 +18,29 @@ from spark_kafka_sink.common.errors import (
 
 
 def test_an_error_of_a_code_without_a_class_keeps_its_code() -> None:
-    told = error_for_code(89).reworded("at node 1: no")
-    assert (type(told), told.error_code, str(told)) == (BrokerError, 89, "at node 1: no")
+    told = error_for_code(ErrorCode.throttling_quota_exceeded).reworded("at node 1: no")
+    assert (type(told), told.error_code, str(told)) == (
+        BrokerError,
+        ErrorCode.throttling_quota_exceeded,
+        "at node 1: no",
+    )
 
 
 def test_one_of_a_class_is_of_that_class() -> None:
     told = ProducerFencedError().reworded("t-0: fenced")
-    assert (type(told), told.error_code, told.fatal) == (ProducerFencedError, 90, True)
+    assert (type(told), told.error_code, told.fatal) == (ProducerFencedError, ErrorCode.producer_fenced, True)
 
 
 def test_a_copy_is_the_same_to_whoever_asks() -> None:
-    error = error_for_code(89, "at node 1: no")
+    error = error_for_code(ErrorCode.throttling_quota_exceeded, "at node 1: no")
     error.__cause__ = KafkaError("why")
     for own in (error.copied(), pickle.loads(pickle.dumps(error.copied())).copied()):
-        assert (type(own), own.error_code, str(own), own.args) == (BrokerError, 89, "at node 1: no", error.args)
+        assert (type(own), own.error_code, str(own), own.args) == (
+            BrokerError,
+            ErrorCode.throttling_quota_exceeded,
+            "at node 1: no",
+            error.args,
+        )
     assert error.copied().__cause__ is error.__cause__
 
 
@@ -49,7 +60,7 @@ def test_a_copy_shows_what_was_met_on_the_way_as_the_error_does() -> None:
 
 
 def test_one_that_its_producer_called_fatal_stays_so() -> None:
-    error = error_for_code(89)
+    error = error_for_code(ErrorCode.throttling_quota_exceeded)
     error.fatal = True
     assert error.reworded("at node 1: no").fatal
     assert error.copied().fatal
@@ -70,7 +81,7 @@ T0 = TopicPartition("t", 0)
 
 
 def test_a_place_is_a_fact_and_heads_the_text_once() -> None:
-    error = error_for_code(6).at(topic_partition=T0)
+    error = error_for_code(ErrorCode.not_leader_or_follower).at(topic_partition=T0)
     assert (error.topic_partition, error.topic, str(error)) == (T0, "t", f"t-0: {error.text}")
     assert error.at(topic_partition=T0) is error
     assert error.at(topic="t") is error

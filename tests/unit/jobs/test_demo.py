@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -12,15 +14,13 @@ JOBS = Path(__file__).resolve().parents[3] / "jobs"
 
 
 @pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch):
+def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(JOBS))
-    import demo
-
-    return demo
+    return import_module("demo")
 
 
 @pytest.fixture
-def sent(demo) -> pd.DataFrame:
+def sent(demo: Any) -> pd.DataFrame:
     tails = ["N1", "N2", None, "N1", "N2", "N1"]
     return pd.DataFrame({name: tails if name == "tailnum" else range(6) for name in demo.COMPARED})
 
@@ -36,34 +36,34 @@ def got(sent: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(offset=rows.groupby("partition").cumcount()).reset_index(drop=True)
 
 
-def failed(demo, sent: pd.DataFrame, got: pd.DataFrame) -> set[str]:
+def failed(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> set[str]:
     return {check.what for check in demo.compare(sent, got) if not check.holds}
 
 
-def test_a_topic_that_matches_passes_every_check(demo, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+def test_a_topic_that_matches_passes_every_check(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     assert failed(demo, sent, got) == set()
 
 
-def test_a_missing_record_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+def test_a_missing_record_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     assert failed(demo, sent, got.drop(2)) == {"records out = rows in", "no row is missing"}
 
 
-def test_a_doubled_record_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+def test_a_doubled_record_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     doubled = pd.concat([got, got.tail(1)], ignore_index=True)
     assert {"records out = rows in", "no row came twice"} <= failed(demo, sent, doubled)
 
 
-def test_a_changed_value_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+def test_a_changed_value_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     got.loc[1, "dep_delay"] += 1
     assert failed(demo, sent, got) == {"every value is the row that went in"}
 
 
-def test_a_wrong_timestamp_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+def test_a_wrong_timestamp_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     got.loc[1, "timestamp"] += 1
     assert failed(demo, sent, got) == {"every timestamp is its flight's hour"}
 
 
-def test_every_column_of_the_source_is_compared(demo) -> None:
+def test_every_column_of_the_source_is_compared(demo: Any) -> None:
     """Bug: eight of them were not, and the demo said that every one was."""
     settings = read_properties(JOBS.parent / "conf" / "flights.properties")
     names = [column.split()[0] for column in settings["source.schema"].split(",")]
@@ -71,22 +71,22 @@ def test_every_column_of_the_source_is_compared(demo) -> None:
 
 
 @pytest.mark.parametrize("key", [b"N3", None])
-def test_a_wrong_key_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame, key: bytes | None) -> None:
+def test_a_wrong_key_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame, key: bytes | None) -> None:
     got.at[got.index[got["key"] == b"N2"][0], "key"] = key
     assert "every key is its row's tail number" in failed(demo, sent, got)
 
 
-def test_a_key_on_two_partitions_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+def test_a_key_on_two_partitions_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     got.loc[0, "partition"] = 3
     assert failed(demo, sent, got) == {"every key is on one partition"}
 
 
-def test_a_key_whose_rows_change_places_is_found(demo, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+def test_a_key_whose_rows_change_places_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     swapped = got.iloc[[1, 0, *range(2, len(got))]].reset_index(drop=True)
     assert failed(demo, sent, swapped) == {"every key's rows are in order"}
 
 
-def test_the_files_hold_every_line_once_in_order_and_are_read_oldest_first(demo, tmp_path: Path) -> None:
+def test_the_files_hold_every_line_once_in_order_and_are_read_oldest_first(demo: Any, tmp_path: Path) -> None:
     lines = [b"a,b", *(b"%d,x" % n for n in range(100))]
     demo.write_files(lines, tmp_path)
     files = sorted(tmp_path.iterdir(), key=os.path.getmtime)

@@ -11,14 +11,13 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-JOBS = Path(__file__).resolve().parents[3] / "jobs"
+from jobs import read_topic
+from jobs.read_topic import SCHEMA, as_text, show_records, write
+
 ROW = {"topic": "t", "partition": 0, "offset": 0, "key": None, "value": b"v", "headers": []}
 
 
-def test_on_a_narrow_screen_every_column_is_seen_and_the_widest_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(JOBS))
-    from read_topic import SCHEMA, show_records
-
+def test_on_a_narrow_screen_every_column_is_seen_and_the_widest_gives_way() -> None:
     moment = datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)
     headers = [{"key": "source", "value": b"orders"}]
     row = {"topic": "t", "partition": 3, "offset": 1_234_567, "timestamp": moment, "headers": headers}
@@ -33,13 +32,8 @@ def test_on_a_narrow_screen_every_column_is_seen_and_the_widest_gives_way(monkey
     assert cells[5].startswith("source")
 
 
-def test_a_time_after_the_year_9999_is_shown_and_written_as_its_number(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_time_after_the_year_9999_is_shown_and_written_as_its_number(tmp_path: Path) -> None:
     """Bug: one record with microseconds for milliseconds ended the job in an OverflowError."""
-    monkeypatch.syspath_prepend(str(JOBS))
-    from read_topic import SCHEMA, show_records, write
-
     times = pa.array([1_356_998_400_007, 1_356_998_400_007_000], pa.timestamp("ms", tz="UTC"))
     records = pa.Table.from_pylist([ROW] * 2, SCHEMA).set_column(3, SCHEMA.field(3), times)
     screen = io.StringIO()
@@ -51,11 +45,8 @@ def test_a_time_after_the_year_9999_is_shown_and_written_as_its_number(
     assert [row["timestamp"] for row in rows] == ["2013-01-01 00:00:00.007000+00:00", 1_356_998_400_007_000]
 
 
-def test_text_that_is_cut_says_so_whatever_its_letters_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_is_cut_says_so_whatever_its_letters_take() -> None:
     """Bug: of 61 letters of four bytes 60 were shown as if they were all."""
-    monkeypatch.syspath_prepend(str(JOBS))
-    from read_topic import as_text
-
     assert as_text("\U0001f600".encode() * 60) == "\U0001f600" * 60
     assert as_text("\U0001f600".encode() * 61) == "\U0001f600" * 59 + "…"
     assert as_text(b"x" * 60) == "x" * 60
@@ -64,11 +55,8 @@ def test_text_that_is_cut_says_so_whatever_its_letters_take(monkeypatch: pytest.
     assert as_text(None) == "null"
 
 
-def test_a_record_steers_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_steers_no_terminal() -> None:
     """Bug: a value could clear the screen, or write lines over those of the records before it."""
-    monkeypatch.syspath_prepend(str(JOBS))
-    from read_topic import SCHEMA, show_records
-
     headers = [{"key": "h\x1b[2J", "value": b"\x9b\r"}]
     row = ROW | {"timestamp": 0, "key": b"\x1b]0;title\x07", "value": "a\nb\u202ec é".encode(), "headers": headers}
     screen = io.StringIO()
@@ -82,9 +70,6 @@ def test_a_record_steers_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_output_that_cannot_be_written_is_told_in_a_line(
     kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(JOBS))
-    import read_topic
-
     monkeypatch.setattr(read_topic, "read_topic", lambda *_: read_topic.SCHEMA.empty_table())
     output = tmp_path / "not there" / f"records.{kind}"
     assert read_topic.main(["--bootstrap-servers", "h1:9092", "--topic", "t", "--output", str(output)]) == 1
@@ -94,10 +79,7 @@ def test_an_output_that_cannot_be_written_is_told_in_a_line(
     assert error.count("\n") == 1
 
 
-def test_a_limit_below_none_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.syspath_prepend(str(JOBS))
-    import read_topic
-
+def test_a_limit_below_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_topic.main(["--bootstrap-servers", "h1:9092", "--topic", "t", "--limit", "-1"])
-    assert "--limit -1: 0 or more is wanted" in capsys.readouterr().err
+    assert "--limit -1 must be 0 or more" in capsys.readouterr().err

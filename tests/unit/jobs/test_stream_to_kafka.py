@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -23,7 +24,7 @@ from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.sink.options import SinkConfig, _warn_once
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
@@ -52,10 +53,10 @@ def test_flags_win_over_properties_and_properties_over_defaults(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--interface", "forEach"], "foreach or foreachPartition is wanted"),
+        (["--interface", "forEach"], "must be foreach or foreachPartition"),
         (["--order-by", "n", "--key", "k"], "order.by needs interface=foreachPartition"),
         (["--order-by", "n", "--interface", "foreachPartition"], "order.by needs record.key"),
-        (["--option", "kafka.acks"], "NAME=VALUE is wanted"),
+        (["--option", "kafka.acks"], "must be NAME=VALUE"),
         (["--option", "delivery.guarantee=exactly-once"], "delivery.guarantee=exactly-once is not to be had here"),
         (["--option", "recordkey=x"], "There is no setting recordkey. The nearest one is record.key."),
         (["--option", "truncate=x"], "There is no setting truncate, and no setting has a similar name: leave it out."),
@@ -77,7 +78,7 @@ def test_options_of_sparks_source_go_to_the_sink_with_one_warning(caplog: pytest
 
 
 def test_an_option_without_equals_does_not_show_its_value() -> None:
-    with pytest.raises(UsageError, match=r"--option kafka\.sasl\.jaas\.config …: NAME=VALUE") as caught:
+    with pytest.raises(UsageError, match=r"--option kafka\.sasl\.jaas\.config … must be NAME=VALUE") as caught:
         parse_arguments(["--option", "kafka.sasl.jaas.config hunter2"])
     assert "hunter2" not in str(caught.value)
 
@@ -102,7 +103,7 @@ def test_a_schema_is_ddl_or_a_file_of_ddl_or_of_json(tmp_path: Path) -> None:
     )
     assert source_schema("a INT") == "a INT"
     assert source_schema(str(ddl)) == "a INT, b STRING"
-    assert source_schema(str(as_json)).simpleString() == "struct<a:int>"  # type: ignore[union-attr]
+    assert source_schema(str(as_json)).simpleString() == "struct<a:int>"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_json_that_is_no_schema_is_a_wrong_setting_not_a_stack_trace(text: str) 
         source_schema(text)
 
 
-def progress(batch_id: int, rows: int, ms: int) -> SimpleNamespace:
+def progress(batch_id: int, rows: int, ms: int) -> Any:
     return SimpleNamespace(batchId=batch_id, numInputRows=rows, batchDuration=ms, timestamp=f"of {batch_id}")
 
 
@@ -231,7 +232,7 @@ def test_a_query_that_failed_as_it_was_asked_to_stop_is_no_success() -> None:
 
 def test_a_batch_that_takes_longer_than_the_grace_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(1_000))
-    monkeypatch.setattr(stream_to_kafka.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     query = FakeQuery(looks=500)
     query.error = StreamingQueryException("interrupted")
     followed(query, is_asked=True, grace_s=20)

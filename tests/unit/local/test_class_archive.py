@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local import class_archive
 from spark_kafka_sink.local.class_archive import with_class_archive
+from spark_kafka_sink.local.jars import exclusive
 from spark_kafka_sink.local.jvm import CURRENT, Java, Jvm
 from spark_kafka_sink.local.node import Node
 from spark_kafka_sink.local.properties import ReservedPort
@@ -29,9 +31,17 @@ class Maker:
         self.ended: list[str] = []
         for step in ("write_files", "begin_format", "await_format", "await_start", "terminate", "await_end"):
             monkeypatch.setattr(Node, step, self._stepped(step))
-        close, release = Watchdog.close, ReservedPort.release
-        monkeypatch.setattr(Watchdog, "close", lambda made: (close(made), self.ended.append("watchdog")))
-        monkeypatch.setattr(ReservedPort, "release", lambda made: (release(made), self.ended.append("port")))
+        self._note_end(monkeypatch, Watchdog, "close", "watchdog")
+        self._note_end(monkeypatch, ReservedPort, "release", "port")
+
+    def _note_end(self, monkeypatch: pytest.MonkeyPatch, kind: type, name: str, what: str) -> None:
+        end = getattr(kind, name)
+
+        def noted(made: object) -> None:
+            end(made)
+            self.ended.append(what)
+
+        monkeypatch.setattr(kind, name, noted)
 
     def _stepped(self, step: str) -> Callable[..., None]:
         return lambda *_: self.steps.append(step)
@@ -194,11 +204,10 @@ def test_another_process_that_has_made_it_meanwhile_is_believed(
     made = with_class_archive(jvm, cache)
     assert made.archive is not None
     kept = made.archive.rename(cache / "kept")
-    exclusive = class_archive.exclusive
 
-    def late(*given: object) -> object:
+    def late(path: Path, what: str) -> AbstractContextManager[None]:
         kept.rename(made.archive or "")
-        return exclusive(*given)  # type: ignore[arg-type]
+        return exclusive(path, what)
 
     monkeypatch.setattr(class_archive, "exclusive", late)
     assert with_class_archive(jvm, cache) == made

@@ -103,7 +103,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
 
 def test_a_clusters_id_never_reads_as_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = iter([uuid.UUID(bytes=b"\xf8" + bytes(15)), uuid.UUID(bytes=b"\xfb" + bytes(15)), uuid.UUID(int=1)])
-    monkeypatch.setattr(node_module.uuid, "uuid4", lambda: next(ids))
+    monkeypatch.setattr(uuid, "uuid4", lambda: next(ids))
     assert new_cluster_id() == "AAAAAAAAAAAAAAAAAAAAAQ"
 
 

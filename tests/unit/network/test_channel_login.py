@@ -38,13 +38,13 @@ class Authenticator:
         taken, self.outgoing = self.outgoing, None
         return taken
 
-    def receive(self, payload: bytes, _: int) -> None:
+    def receive(self, payload: bytes, now_ms: int) -> None:
         self.heard.append(bytes(payload))
         if payload == b"refused!":
             raise SaslAuthenticationError("refused")
         self.is_complete = True
 
-    def advance(self, _: int) -> None:
+    def advance(self, now_ms: int) -> None:
         pass
 
 

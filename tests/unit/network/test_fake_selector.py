@@ -16,9 +16,7 @@ from spark_kafka_sink.network.channel import ChannelKind, NetworkSend
 from spark_kafka_sink.network.selector import Selector
 from spark_kafka_sink.protocol.framing import encode_request, parse_response
 from spark_kafka_sink.protocol.metadata import MetadataRequest
-from spark_kafka_sink.protocol.versions import request_type
-
-METADATA = 3
+from spark_kafka_sink.protocol.versions import ApiKey, request_type
 
 
 class Client:
@@ -56,7 +54,7 @@ class Client:
         for _ in range(polls):
             self.selector.poll(1000)
             for receive in self.selector.completed_receives:
-                found.append(parse_response(request_type(METADATA, 12), receive.payload)[0])
+                found.append(parse_response(request_type(ApiKey.METADATA, 12), receive.payload)[0])
         return found
 
 
@@ -104,7 +102,7 @@ def test_at_most_one_frame_a_poll_and_in_order() -> None:
 
 def test_a_delayed_response_holds_up_the_next_as_on_a_real_connection() -> None:
     client = Client().connected()
-    client.cluster.on(METADATA, faults.delay(500))
+    client.cluster.on(ApiKey.METADATA, faults.delay(500))
     client.ask(1)
     client.selector.poll(0)
     client.ask(2)
@@ -162,7 +160,7 @@ def test_stalled_socket_takes_its_bytes_later() -> None:
 
 def test_what_came_before_the_end_is_handed_over_before_the_end_is_told() -> None:
     client = Client().connected()
-    client.cluster.on(METADATA, faults.close_after(), skip=1)
+    client.cluster.on(ApiKey.METADATA, faults.close_after(), skip=1)
     client.ask(1)
     client.selector.poll(0)
     client.ask(2)
@@ -176,7 +174,7 @@ def test_what_came_before_the_end_is_handed_over_before_the_end_is_told() -> Non
 @pytest.mark.parametrize("length", [-1, 0, 2**31 - 1])
 def test_impossible_frame_length_is_a_protocol_error(length: int) -> None:
     client = Client().connected()
-    client.cluster.on(METADATA, faults.frame_length(length))
+    client.cluster.on(ApiKey.METADATA, faults.frame_length(length))
     client.ask()
     client.selector.poll(0)
     client.selector.poll(1000)

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from crc32c import crc32c
+from kio.schema.errors import ErrorCode
 from support.random_entities import varint
 from support.scripted_broker import faults
 from support.scripted_broker.batches import HEADER, read_records
 from support.scripted_broker.cluster import NO_LEADER, ScriptedCluster
 from support.scripted_broker.versions import KAFKA_2_1
 
+from spark_kafka_sink.common.errors import RequestTimedOutError
 from spark_kafka_sink.protocol.fetch import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -26,7 +28,7 @@ from spark_kafka_sink.protocol.handshake import ApiVersionsRequest
 from spark_kafka_sink.protocol.metadata import FindCoordinatorRequest, MetadataRequest, coordinator_of
 from spark_kafka_sink.protocol.produce import ProduceRequest
 from spark_kafka_sink.protocol.transactions import InitProducerIdRequest
-from spark_kafka_sink.protocol.versions import Request
+from spark_kafka_sink.protocol.versions import ApiKey, Request
 
 
 def zigzag(value: int) -> bytes:
@@ -87,12 +89,12 @@ def test_batches_are_appended_at_the_next_offset_and_read_back(cluster: Scripted
 @pytest.mark.parametrize(
     ("spoil", "error_code"),
     [
-        (lambda data: data[:-1] + b"?", 2),
-        (lambda data: data[:-1], 2),
-        (lambda data: data[:16] + b"\x01" + data[17:], 87),
-        (lambda data: data[:40], 2),
-        (lambda data: b"", 2),
-        (lambda data: data + data, 2),
+        (lambda data: data[:-1] + b"?", ErrorCode.corrupt_message),
+        (lambda data: data[:-1], ErrorCode.corrupt_message),
+        (lambda data: data[:16] + b"\x01" + data[17:], ErrorCode.invalid_record),
+        (lambda data: data[:40], ErrorCode.corrupt_message),
+        (lambda data: b"", ErrorCode.corrupt_message),
+        (lambda data: data + data, ErrorCode.corrupt_message),
     ],
     ids=["checksum", "length", "magic", "header", "empty", "two batches"],
 )
@@ -106,7 +108,8 @@ def test_a_batch_sent_again_gets_the_same_offset_and_is_kept_once(cluster: Scrip
     offsets = [produce(cluster, data).base_offset for data in batches]
     assert offsets == [0, 2, 4, 6, 8, 10]
     assert [produce(cluster, data).base_offset for data in batches[1:]] == offsets[1:]
-    assert produce(cluster, batches[0]).error_code == 45  # only the last five are remembered
+    # Only the last five are remembered.
+    assert produce(cluster, batches[0]).error_code == ErrorCode.out_of_order_sequence_number
     assert cluster.log("t", 0).next_offset == 12
     assert cluster.log("t", 0).duplicates == 5
 
@@ -115,11 +118,11 @@ def test_a_batch_sent_again_gets_the_same_offset_and_is_kept_once(cluster: Scrip
     ("producer", "error_code"),
     [
         ((7, 3, 2), 0),
-        ((7, 3, 3), 45),
-        ((7, 3, 1), 45),
-        ((7, 2, 2), 47),
+        ((7, 3, 3), ErrorCode.out_of_order_sequence_number),
+        ((7, 3, 1), ErrorCode.out_of_order_sequence_number),
+        ((7, 2, 2), ErrorCode.invalid_producer_epoch),
         ((7, 4, 0), 0),
-        ((7, 4, 2), 45),
+        ((7, 4, 2), ErrorCode.out_of_order_sequence_number),
         ((8, 0, 99), 0),
     ],
 )
@@ -132,7 +135,7 @@ def test_sequence_and_epoch_follow_the_last_batch(
 
 def test_sequences_wrap_to_zero(cluster: ScriptedCluster) -> None:
     assert produce(cluster, batch(b"a", b"b", b"c", producer=(7, 0, 2**31 - 2))).error_code == 0
-    assert produce(cluster, batch(b"d", producer=(7, 0, 0))).error_code == 45
+    assert produce(cluster, batch(b"d", producer=(7, 0, 0))).error_code == ErrorCode.out_of_order_sequence_number
     assert produce(cluster, batch(b"d", producer=(7, 0, 1))).error_code == 0
 
 
@@ -145,19 +148,23 @@ def test_a_forgotten_producer_may_begin_anywhere(cluster: ScriptedCluster) -> No
 def test_only_the_leader_appends_and_names_the_right_one(cluster: ScriptedCluster) -> None:
     cluster.move_leader("t", 0, 1)
     refused = produce(cluster, batch(b"a"))
-    assert (refused.error_code, refused.current_leader.leader_id, refused.current_leader.leader_epoch) == (6, 1, 1)
+    assert (refused.error_code, refused.current_leader.leader_id, refused.current_leader.leader_epoch) == (
+        ErrorCode.not_leader_or_follower,
+        1,
+        1,
+    )
     assert produce(cluster, batch(b"a"), node_id=1).error_code == 0
     cluster.has_leader_hints = False
     assert produce(cluster, batch(b"a")).current_leader.leader_id == -1
     cluster.move_leader("t", 0, NO_LEADER)
-    assert produce(cluster, batch(b"a"), node_id=1).error_code == 6
-    assert produce(cluster, batch(b"a"), partition=9).error_code == 3
+    assert produce(cluster, batch(b"a"), node_id=1).error_code == ErrorCode.not_leader_or_follower
+    assert produce(cluster, batch(b"a"), partition=9).error_code == ErrorCode.unknown_topic_or_partition
 
 
 def test_the_topics_limits_hold(cluster: ScriptedCluster) -> None:
     cluster.topics["t"].max_message_bytes = 100
-    assert produce(cluster, batch(b"x" * 100)).error_code == 10
-    assert produce(cluster, batch(b"x"), acks=2).error_code == 21
+    assert produce(cluster, batch(b"x" * 100)).error_code == ErrorCode.message_too_large
+    assert produce(cluster, batch(b"x"), acks=2).error_code == ErrorCode.invalid_required_acks
 
 
 def test_without_acks_there_is_no_response_but_a_failure_hangs_up(cluster: ScriptedCluster) -> None:
@@ -176,7 +183,10 @@ def test_metadata_tells_leaders_epochs_and_ids(cluster: ScriptedCluster) -> None
         (0, 0, 0, (1,)),
         (-1, 1, 5, (1,)),
     ]
-    assert (unknown.error_code, invalid.error_code) == (3, 17)
+    assert (unknown.error_code, invalid.error_code) == (
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.invalid_topic_exception,
+    )
     cluster.topics["t"].is_visible = False
     assert ask(cluster, MetadataRequest(None)).topics == ()
 
@@ -187,8 +197,10 @@ def test_a_topic_is_made_only_where_both_sides_allow_it(cluster: ScriptedCluster
     cluster.auto_create_topics, cluster.default_partitions, cluster.topic_creation_ms = True, 3, 50
     ask(cluster, MetadataRequest(("new",), allow_auto_topic_creation=False))
     assert "new" not in cluster.topics
-    assert ask(cluster, MetadataRequest(("new",))).topics[0].error_code == 3
-    assert ask(cluster, MetadataRequest(("new",)), now_ms=49).topics[0].error_code == 3
+    assert ask(cluster, MetadataRequest(("new",))).topics[0].error_code == ErrorCode.unknown_topic_or_partition
+    assert (
+        ask(cluster, MetadataRequest(("new",)), now_ms=49).topics[0].error_code == ErrorCode.unknown_topic_or_partition
+    )
     assert len(ask(cluster, MetadataRequest(("new",)), now_ms=50).topics[0].partitions) == 3
 
 
@@ -221,11 +233,15 @@ def test_fetch_gives_whole_batches_from_the_offset_on(cluster: ScriptedCluster) 
     assert offsets(fetch(3).records) == [2, 3, 4, 5]
     assert offsets(fetch(0, max_bytes=1).records) == [0, 1]
     assert (fetch(6).records, fetch(6).high_watermark) == (b"", 6)
-    assert fetch(7).error_code == 1
+    assert fetch(7).error_code == ErrorCode.offset_out_of_range
     cluster.move_leader("t", 0, 0)
-    assert [fetch(0, epoch=epoch).error_code for epoch in (0, 1, 2)] == [74, 0, 75]
+    assert [fetch(0, epoch=epoch).error_code for epoch in (0, 1, 2)] == [
+        ErrorCode.fenced_leader_epoch,
+        0,
+        ErrorCode.unknown_leader_epoch,
+    ]
     cluster.log("t", 0).delete_records_before(2)
-    assert fetch(0).error_code == 1
+    assert fetch(0).error_code == ErrorCode.offset_out_of_range
 
 
 def test_a_fetch_at_the_end_is_answered_when_its_wait_is_over(cluster: ScriptedCluster) -> None:
@@ -253,17 +269,22 @@ def test_producer_ids_are_new_and_transactional_ones_bump(cluster: ScriptedClust
         (epochs[0].producer_id, 1),
     ]
     stale = InitProducerIdRequest("txn", 1000, producer_id=epochs[0].producer_id, producer_epoch=0)
-    assert ask(cluster, stale).error_code == 90
+    assert ask(cluster, stale).error_code == ErrorCode.producer_fenced
     cluster.coordinators["txn"] = 1
-    assert ask(cluster, InitProducerIdRequest("txn", 1000)).error_code == 16
-    assert coordinator_of(ask(cluster, FindCoordinatorRequest("txn", 1)), "txn").node_id == 1
+    assert ask(cluster, InitProducerIdRequest("txn", 1000)).error_code == ErrorCode.not_coordinator
+    coordinator = coordinator_of(ask(cluster, FindCoordinatorRequest("txn", 1)), "txn")
+    assert coordinator is not None
+    assert coordinator.node_id == 1
 
 
 def test_versions_it_does_not_speak_end_the_connection_but_for_api_versions(cluster: ScriptedCluster) -> None:
     cluster.node_versions[0] = KAFKA_2_1
     assert ask(cluster, MetadataRequest(None), version=8) == "closed"
     answer = ask(cluster, ApiVersionsRequest("s", "1"), version=4)
-    assert (answer.error_code, [each.api_key for each in answer.api_keys]) == (35, [18])
+    assert (answer.error_code, [each.api_key for each in answer.api_keys]) == (
+        ErrorCode.unsupported_version,
+        [ApiKey.API_VERSIONS],
+    )
     cluster.node_versions.clear()
     cluster.finalized_features["transaction.version"] = 2
     assert ask(cluster, ApiVersionsRequest("s", "1")).finalized_features[0].max_version_level == 2
@@ -295,13 +316,13 @@ def test_what_is_no_request_raises(cluster: ScriptedCluster) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_any_api_can_be_made_to_fail_once(cluster: ScriptedCluster, request_: Request, code_of: Any) -> None:
-    cluster.on(request_.api_key, faults.fail_with(7))
+    cluster.on(request_.api_key, faults.fail_with(RequestTimedOutError))
     assert code_of(ask(cluster, request_)) == 7
     assert code_of(ask(cluster, request_)) != 7
 
 
 def test_a_script_counts_its_node_its_skips_and_its_times(cluster: ScriptedCluster) -> None:
-    cluster.on(3, faults.lose_request(), times=2, node_id=0, skip=1)
+    cluster.on(ApiKey.METADATA, faults.lose_request(), times=2, node_id=0, skip=1)
     answered = [ask(cluster, MetadataRequest(()), node_id=node_id) is not None for node_id in (1, 0, 1, 0, 0, 0)]
     assert answered == [True, True, True, False, False, True]
 
@@ -319,7 +340,7 @@ def test_a_script_counts_its_node_its_skips_and_its_times(cluster: ScriptedClust
 def test_what_is_lost_before_has_no_effect_and_after_has(
     cluster: ScriptedCluster, fault: Any, answer: object, kept: int
 ) -> None:
-    cluster.on(0, fault)
+    cluster.on(ApiKey.PRODUCE, fault)
     assert produce(cluster, batch(b"a")) == answer
     assert len(cluster.log("t", 0).batches) == kept
 
@@ -332,11 +353,11 @@ def test_frames_are_spoilt_as_told(cluster: ScriptedCluster) -> None:
 
     good = reply()
     for fault in (faults.frame_length(-1), faults.wrong_correlation_id(), faults.truncate(3)):
-        cluster.on(3, fault)
+        cluster.on(ApiKey.METADATA, fault)
     assert reply() == struct.pack(">i", -1) + good[4:]
     assert reply() == good[:4] + struct.pack(">i", 41) + good[8:]
     assert reply() == struct.pack(">i", len(good) - 7) + good[4:-3]
-    cluster.on(3, faults.change(lambda values: values | {"throttle_time": 77}))
+    cluster.on(ApiKey.METADATA, faults.change(lambda values: values | {"throttle_time": 77}))
     assert ask(cluster, MetadataRequest(())).throttle_time.total_seconds() == 0.077
-    cluster.on(3, faults.delay(30))
+    cluster.on(ApiKey.METADATA, faults.delay(30))
     assert cluster.handle_frame(0, payload, 0)[0].delay_ms == 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.coordinator_bench import PLACE, CoordinatorBench
 
 from spark_kafka_sink.admin.transaction_values import EndTxnStatus
@@ -57,7 +58,7 @@ def test_all_partitions_are_added_or_none() -> None:
         for topic in future.value().body.results_by_topic_v3_and_below
         for each in topic.results_by_partition
     }
-    assert codes == {("t", 0): 55, ("nope", 2): 3}
+    assert codes == {("t", 0): ErrorCode.operation_not_attempted, ("nope", 2): ErrorCode.unknown_topic_or_partition}
     assert bench.state("id") == "Empty"
 
 
@@ -66,7 +67,7 @@ def test_who_was_fenced_can_neither_write_nor_mark_nor_add(version: int) -> None
     bench = CoordinatorBench(version=version)
     (open_,) = bench.open("id")
     bench.raw.begin("id")
-    fenced = (ProducerFencedError, type(error_for_code(47)))
+    fenced = (ProducerFencedError, type(error_for_code(ErrorCode.invalid_producer_epoch)))
     with pytest.raises(fenced):
         bench.raw.write(open_, PLACE, "late")
     with pytest.raises(fenced):
@@ -100,10 +101,14 @@ def test_until_the_markers_are_written_no_end_is_fenced_or_invalid(version: int)
     def code(producer_id: int, epoch: int, *, committed: bool) -> int:
         return coordinator.end("id", producer_id, epoch, committed, version, bench.rig.now_ms)
 
+    concurrent = ErrorCode.concurrent_transactions
     for epoch in {open_.producer_epoch, held.epoch}:  # the same again, and the next transaction's
-        assert [code(open_.producer_id, epoch, committed=committed) for committed in (True, False)] == [51, 51]
-    assert code(open_.producer_id, held.epoch + 5, committed=False) == (90 if version == 1 else 51)
-    assert code(open_.producer_id + 77, held.epoch, committed=False) == (49 if version == 1 else 51)
+        assert [code(open_.producer_id, epoch, committed=committed) for committed in (True, False)] == [concurrent] * 2
+    fenced, unknown = (concurrent, concurrent)
+    if version == 1:
+        fenced, unknown = ErrorCode.producer_fenced, ErrorCode.invalid_producer_id_mapping
+    assert code(open_.producer_id, held.epoch + 5, committed=False) == fenced
+    assert code(open_.producer_id + 77, held.epoch, committed=False) == unknown
     assert bench.state("id") == "PrepareCommit"
 
 

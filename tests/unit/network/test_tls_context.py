@@ -270,7 +270,7 @@ def test_old_key_encryption_is_named_as_a_possible_cause() -> None:
 def test_a_keystore_file_without_key_or_certificate_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "client.pem"
     file.write_text(content)
-    with pytest.raises(ConfigError, match=r"a private key and its certificate in PEM are wanted there"):
+    with pytest.raises(ConfigError, match=r"must contain a private key and its certificate in PEM"):
         context_of(ssl_keystore_location=str(file))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.producer_harness import TOPIC, Delivery, ProducerHarness
 from support.scripted_broker import faults
 from support.scripted_broker.batches import check_batch
@@ -22,17 +23,27 @@ from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     ClusterAuthorizationError,
+    ConcurrentTransactionsError,
+    CoordinatorLoadInProgressError,
+    DuplicateSequenceError,
+    InvalidRecordError,
+    InvalidRequestError,
     KafkaError,
     KafkaTimeoutError,
+    NotEnoughReplicasError,
+    NotLeaderOrFollowerError,
     OutOfOrderSequenceError,
+    RequestTimedOutError,
     SaslAuthenticationError,
+    UnknownProducerIdError,
     UnknownServerError,
+    UnknownTopicOrPartitionError,
 )
 from spark_kafka_sink.common.open_transaction import NO_PRODUCER
 from spark_kafka_sink.producer.idempotence import MAX_EPOCH, ProducerIdentity
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.protocol.versions import ApiKey
 
-PRODUCE, METADATA, INIT_PRODUCER_ID = 0, 3, 22
 LOADING = "The coordinator is still loading its state."
 PLACE = TopicPartition(TOPIC, 0)
 ONE_EACH = {"linger.ms": "0", "batch.size": "1"}
@@ -66,7 +77,7 @@ def attempts(harness: ProducerHarness) -> list[tuple[int, int]]:
     """(epoch, base sequence) of every batch that the broker was sent."""
     headers = [
         check_batch(bytes(data.records))
-        for exchange in harness.cluster.requests_of(PRODUCE)
+        for exchange in harness.cluster.requests_of(ApiKey.PRODUCE)
         for topic in exchange.request.topic_data
         for data in topic.partition_data
     ]
@@ -89,7 +100,7 @@ def test_one_producer_id_is_asked_for_and_every_batch_carries_it() -> None:
     for index in range(6):
         harness.send(b"v", partition=index % 2)
     harness.settle()
-    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == 1
+    assert len(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) == 1
     assert stored(harness, 0) == stored(harness, 1) == [(0, 0), (0, 1), (0, 2)]
     ids = {batch.header.producer_id for index in (0, 1) for batch in harness.cluster.log(TOPIC, index).batches}
     assert ids == {1000}
@@ -100,26 +111,33 @@ def test_without_idempotence_there_is_no_id_and_no_sequence() -> None:
     harness = ProducerHarness({**ONE_EACH, "enable.idempotence": "false"})
     send_all(harness, 2)
     harness.settle()
-    assert harness.cluster.requests_of(INIT_PRODUCER_ID) == []
+    assert harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID) == []
     assert stored(harness) == [(-1, -1), (-1, -1)]
 
 
-@pytest.mark.parametrize("fault", [faults.fail_with(14), faults.fail_with(51), faults.close_before()])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.fail_with(CoordinatorLoadInProgressError),
+        faults.fail_with(ConcurrentTransactionsError),
+        faults.close_before(),
+    ],
+)
 def test_a_producer_id_is_asked_for_until_it_comes(fault: faults.Hook) -> None:
     harness = ProducerHarness(ONE_EACH)
-    harness.cluster.on(INIT_PRODUCER_ID, fault, times=3)
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, fault, times=3)
     delivery = harness.send(b"v")
     start_ms = harness.now_ms
     harness.settle()
     assert delivery.error is None
-    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == 4
+    assert len(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) == 4
     assert harness.now_ms - start_ms >= 500  # 100, 200, 400 ms, each less a fifth
 
 
 def test_ungranted_producer_id_is_requested_with_the_next_send() -> None:
     """Java's SenderTest.testClusterAuthorizationExceptionInInitProducerIdRequest."""
     harness = ProducerHarness(ONE_EACH)
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31), times=2)
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError), times=2)
     for asked in (1, 2):
         refused = send_all(harness, 3)
         harness.settle(2_000)
@@ -127,7 +145,7 @@ def test_ungranted_producer_id_is_requested_with_the_next_send() -> None:
             assert isinstance(delivery.error, ClusterAuthorizationError)
             assert not delivery.error.fatal
         harness.run_for(60_000)
-        assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == asked, "nothing waits for it"
+        assert len(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) == asked, "nothing waits for it"
         assert harness.memory_in_use == 0
         assert not harness.producer.has_failed
     granted = send_all(harness, 2)
@@ -138,21 +156,21 @@ def test_ungranted_producer_id_is_requested_with_the_next_send() -> None:
 
 def test_ungranted_producer_id_is_not_requested_too_often() -> None:
     harness = ProducerHarness(ONE_EACH)
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31), times=None)
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError), times=None)
     until_ms = harness.now_ms + 10_000
     while harness.now_ms < until_ms:
         harness.send(b"v")
         harness.run_for(5)
     harness.settle(2_000)
-    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) < 20
+    assert len(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) < 20
     assert all(isinstance(delivery.error, ClusterAuthorizationError) for delivery in harness.deliveries)
 
 
 def test_producer_id_refused_before_any_send_fails_no_send() -> None:
     harness = ProducerHarness(ONE_EACH)
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31))
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError))
     harness.run_for(1_000)
-    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == 1
+    assert len(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) == 1
     delivery = harness.send(b"v")
     harness.settle(1_000)
     assert delivery.error is None
@@ -161,8 +179,8 @@ def test_producer_id_refused_before_any_send_fails_no_send() -> None:
 def test_refused_renewal_of_the_producer_id_keeps_sent_batches() -> None:
     """Its retries keep their numbers, so that nothing is doubled, and wait until the right is back."""
     harness = warm()
-    harness.cluster.on(PRODUCE, faults.lose_response())
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31), times=3)
+    harness.cluster.on(ApiKey.PRODUCE, faults.lose_response())
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError), times=3)
     (sent,) = send_all(harness, 1)
     harness.run_until(lambda: len(attempts(harness)) == 1)
     identity = identity_of(harness)
@@ -170,15 +188,15 @@ def test_refused_renewal_of_the_producer_id_keeps_sent_batches() -> None:
     harness.settle()
     assert sent.error is None
     assert harness.values() == values(1)
-    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) >= 4
+    assert len(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) >= 4
 
 
 def test_a_producer_id_that_is_refused_for_another_reason_is_fatal() -> None:
     harness = ProducerHarness(ONE_EACH)
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(42))
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(InvalidRequestError))
     delivery = harness.send(b"v")
     harness.settle()
-    assert delivery.error.error_code == 42
+    assert delivery.error.error_code == ErrorCode.invalid_request
     assert harness.producer.has_failed
 
 
@@ -189,12 +207,12 @@ def test_answer_without_a_producer_id_is_retried_after_the_backoff() -> None:
         return Answer({**(proceed().values or {}), "producer_id": -1, "producer_epoch": -1})
 
     harness = ProducerHarness(ONE_EACH)
-    harness.cluster.on(INIT_PRODUCER_ID, without_id, times=3)
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, without_id, times=3)
     start_ms = harness.now_ms
     delivery = harness.send(b"v")
     harness.settle()
     assert delivery.error is None
-    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == 4
+    assert len(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) == 4
     assert harness.now_ms - start_ms >= 500  # 100, 200, 400 ms, each less a fifth
 
 
@@ -212,9 +230,9 @@ def test_producer_id_after_a_refusal_of_another_node_is_ignored(
 ) -> None:
     """Bug: the answer raised IllegalStateError, whose traceback was the last that an operator saw of the refusal."""
     harness = ProducerHarness(ONE_EACH)
-    harness.cluster.on(INIT_PRODUCER_ID, faults.delay(500))
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.delay(500))
     delivery = harness.send(b"v")
-    harness.run_until(lambda: harness.cluster.requests_of(INIT_PRODUCER_ID))
+    harness.run_until(lambda: harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID))
     refusal = SaslAuthenticationError("wrong password")
     harness.client.ready = lambda *_: False
     harness.client.authentication_error = lambda _: refusal
@@ -230,12 +248,12 @@ def test_without_any_node_a_turn_asks_for_no_producer_id() -> None:
     harness.client.least_loaded_node = lambda now_ms: None
     harness.turn(5)
     assert identity_of(harness).is_initializing
-    assert harness.cluster.requests_of(INIT_PRODUCER_ID) == []
+    assert harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID) == []
 
 
 def test_records_expire_without_a_producer_id_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
     harness = ProducerHarness(SHORT)
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(14), times=None)
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(CoordinatorLoadInProgressError), times=None)
     delivery = harness.send(b"v")
     harness.settle()
     assert isinstance(delivery.error, KafkaTimeoutError)
@@ -248,7 +266,7 @@ def test_records_expire_without_a_producer_id_and_say_so(caplog: pytest.LogCaptu
 def test_refusal_of_a_granted_producer_id_explains_no_later_error() -> None:
     harness = ProducerHarness(SHORT)
     identity = identity_of(harness)
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(14))
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(CoordinatorLoadInProgressError))
     harness.run_until(lambda: identity.reason_to_wait(PLACE))
     harness.run_until(lambda: identity.producer.is_valid)
     identity.producer = NO_PRODUCER  # the next one is asked for, and nothing was answered yet
@@ -272,7 +290,7 @@ def test_five_requests_are_in_flight_and_arrive_in_order() -> None:
 
 def test_nothing_follows_a_partitions_first_batch_until_it_is_acknowledged() -> None:
     harness = ProducerHarness(ONE_EACH)
-    harness.cluster.on(PRODUCE, faults.delay(500))
+    harness.cluster.on(ApiKey.PRODUCE, faults.delay(500))
     deliveries = send_all(harness, 4)
     harness.run_for(300)
     assert attempts(harness) == [(0, 0)]
@@ -286,9 +304,9 @@ def test_no_new_batch_follows_a_retry_to_a_recreated_topic() -> None:
     refused would be in the log before that, and, with the answer lost, again behind it.
     """
     harness = warm()
-    harness.cluster.on(PRODUCE, forget_and_refuse, times=1)
-    harness.cluster.on(PRODUCE, faults.fail_with(6), times=1)
-    harness.cluster.on(PRODUCE, faults.close_after(), times=1)
+    harness.cluster.on(ApiKey.PRODUCE, forget_and_refuse, times=1)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(NotLeaderOrFollowerError), times=1)
+    harness.cluster.on(ApiKey.PRODUCE, faults.close_after(), times=1)
     first = harness.send(b"0")
     harness.run_until(lambda: len(attempts(harness)) == 1)
     behind_it = harness.send(b"1")
@@ -313,17 +331,26 @@ def forget_and_refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: Cal
     """The topic is deleted, and there again."""
     cluster.delete_topic(TOPIC)
     cluster.create_topic(TOPIC)
-    return faults.fail_with(3)(cluster, exchange, proceed)
+    return faults.fail_with(UnknownTopicOrPartitionError)(cluster, exchange, proceed)
 
 
 @pytest.mark.parametrize("which", range(5))
-@pytest.mark.parametrize("error_code", [2, 6, 7, 19, 20])
+@pytest.mark.parametrize(
+    "error_code",
+    [
+        ErrorCode.corrupt_message,
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.request_timed_out,
+        ErrorCode.not_enough_replicas,
+        ErrorCode.not_enough_replicas_after_append,
+    ],
+)
 def test_any_of_five_batches_fails_and_all_arrive_in_order(which: int, error_code: int) -> None:
     """Rows 16, 23, 26 with five in flight: what followed the failed one meets OUT_OF_ORDER_SEQUENCE and waits its
     turn; no new epoch begins for it (row 27).
     """
     harness = warm()
-    harness.cluster.on(PRODUCE, faults.fail_with(error_code), skip=which)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(error_code), skip=which)
     deliveries = send_all(harness, 7)
     harness.settle()
     assert errors(deliveries) == [None] * 7
@@ -335,7 +362,7 @@ def test_any_of_five_batches_fails_and_all_arrive_in_order(which: int, error_cod
 @pytest.mark.parametrize("fault", [faults.close_after(), faults.close_before(), faults.lose_response()])
 def test_broker_drops_duplicates_after_a_lost_connection(fault: faults.Hook) -> None:
     harness = warm(SHORT)
-    harness.cluster.on(PRODUCE, fault, skip=2)
+    harness.cluster.on(ApiKey.PRODUCE, fault, skip=2)
     deliveries = send_all(harness, 8)
     harness.settle()
     assert errors(deliveries) == [None] * 8
@@ -345,7 +372,7 @@ def test_broker_drops_duplicates_after_a_lost_connection(fault: faults.Hook) -> 
 
 def test_retries_go_one_by_one() -> None:
     harness = warm()
-    harness.cluster.on(PRODUCE, faults.fail_with(7), times=5)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(RequestTimedOutError), times=5)
     send_all(harness, 5)
     harness.run_for(5)
     assert len(attempts(harness)) == 5
@@ -376,7 +403,7 @@ def test_leaders_that_move_under_load_lose_nothing() -> None:
 
 def test_out_of_order_at_the_head_begins_a_new_epoch_and_everything_arrives() -> None:
     harness = warm()
-    harness.cluster.on(PRODUCE, faults.fail_with(45))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(OutOfOrderSequenceError))
     deliveries = send_all(harness, 3)
     harness.settle()
     assert errors(deliveries) == [None] * 3
@@ -387,7 +414,7 @@ def test_out_of_order_at_the_head_begins_a_new_epoch_and_everything_arrives() ->
 
 def test_out_of_order_for_good_fails_at_the_delivery_timeout() -> None:
     harness = warm(SHORT)
-    harness.cluster.on(PRODUCE, faults.fail_with(45), times=None)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(OutOfOrderSequenceError), times=None)
     delivery = harness.send(b"v")
     harness.settle()
     assert isinstance(delivery.error, (KafkaTimeoutError, OutOfOrderSequenceError))
@@ -403,8 +430,8 @@ def test_out_of_order_for_good_fails_at_the_delivery_timeout() -> None:
 def test_gap_among_renumbered_batches_begins_a_new_epoch() -> None:
     """After the new epoch the first of them is given up; those behind it meet the gap that it leaves."""
     harness = warm(SHORT)
-    harness.cluster.on(PRODUCE, faults.fail_with(45))
-    harness.cluster.on(PRODUCE, faults.fail_with(87), skip=2)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(OutOfOrderSequenceError))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(InvalidRecordError), skip=2)
     deliveries = send_all(harness, 3)
     start_ms = harness.now_ms
     harness.settle()
@@ -417,7 +444,7 @@ def test_gap_among_renumbered_batches_begins_a_new_epoch() -> None:
 def test_gap_after_data_loss_in_the_new_epoch_begins_another() -> None:
     """The first of those that have begun again is acknowledged, and the next leader does not have it."""
     harness = warm(SHORT)
-    harness.cluster.on(PRODUCE, faults.fail_with(45))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(OutOfOrderSequenceError))
     log = harness.cluster.log(TOPIC, 0)
 
     def lose_the_last(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
@@ -431,7 +458,7 @@ def test_gap_after_data_loss_in_the_new_epoch_begins_another() -> None:
     known: dict[int, Any] = {}
     kept = log.batches[:1]
     deliveries = send_all(harness, 3)
-    harness.cluster.on(PRODUCE, lose_the_last, times=None)
+    harness.cluster.on(ApiKey.PRODUCE, lose_the_last, times=None)
     harness.settle()
     assert len(kept) == 2
     assert errors(deliveries) == [None] * 3
@@ -443,7 +470,7 @@ def test_drained_partitions_go_on_in_the_new_epoch() -> None:
     harness = warm(topics={TOPIC: 2})
     first = harness.send(b"a", partition=1)
     harness.settle()
-    harness.cluster.on(PRODUCE, faults.fail_with(45))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(OutOfOrderSequenceError))
     harness.send(b"b", partition=0)
     harness.settle()
     later = [harness.send(b"%d" % index, partition=1) for index in range(3)]
@@ -459,9 +486,9 @@ def test_batches_of_an_older_epoch_are_finished_under_it_before_new_ones_go() ->
 
     def by_partition(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
         indexes = [data.index for topic in exchange.request.topic_data for data in topic.partition_data]
-        return (slow if indexes == [1] else faults.fail_with(45))(cluster, exchange, proceed)
+        return (slow if indexes == [1] else faults.fail_with(OutOfOrderSequenceError))(cluster, exchange, proceed)
 
-    harness.cluster.on(PRODUCE, by_partition, times=2)
+    harness.cluster.on(ApiKey.PRODUCE, by_partition, times=2)
     old = harness.send(b"old", partition=1)
     harness.run_for(5)
     harness.send(b"x", partition=0)
@@ -477,7 +504,7 @@ def test_batches_of_an_older_epoch_are_finished_under_it_before_new_ones_go() ->
 
 def test_a_duplicate_is_success_without_an_offset() -> None:
     harness = warm()
-    harness.cluster.on(PRODUCE, faults.fail_with(46))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(DuplicateSequenceError))
     delivery = harness.send(b"v")
     harness.settle()
     assert delivery.error is None
@@ -490,7 +517,7 @@ def test_a_duplicate_is_success_without_an_offset() -> None:
 
 def unknown_producer(log_start_offset: int) -> faults.Hook:
     def hook(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
-        answer = dict(faults.fail_with(59)(cluster, exchange, proceed).values or {})
+        answer = dict(faults.fail_with(UnknownProducerIdError)(cluster, exchange, proceed).values or {})
         for topic in answer["responses"]:
             for each in topic["partition_responses"]:
                 each["log_start_offset"] = log_start_offset
@@ -501,7 +528,7 @@ def unknown_producer(log_start_offset: int) -> faults.Hook:
 
 def test_an_unknown_producer_id_begins_a_new_epoch_and_sends_again() -> None:
     harness = warm()
-    harness.cluster.on(PRODUCE, unknown_producer(5))
+    harness.cluster.on(ApiKey.PRODUCE, unknown_producer(5))
     deliveries = send_all(harness, 3)
     harness.settle()
     assert errors(deliveries) == [None] * 3
@@ -511,7 +538,7 @@ def test_an_unknown_producer_id_begins_a_new_epoch_and_sends_again() -> None:
 
 def test_an_unknown_producer_id_without_a_log_start_is_only_sent_again() -> None:
     harness = warm()
-    harness.cluster.on(PRODUCE, unknown_producer(-1))
+    harness.cluster.on(ApiKey.PRODUCE, unknown_producer(-1))
     delivery = harness.send(b"v")
     harness.settle()
     assert delivery.error is None
@@ -520,7 +547,7 @@ def test_an_unknown_producer_id_without_a_log_start_is_only_sent_again() -> None
 
 def test_several_unknown_producer_ids_begin_one_new_epoch() -> None:
     harness = warm()
-    harness.cluster.on(PRODUCE, unknown_producer(5), times=5)
+    harness.cluster.on(ApiKey.PRODUCE, unknown_producer(5), times=5)
     deliveries = send_all(harness, 5)
     harness.settle()
     assert errors(deliveries) == [None] * 5
@@ -544,7 +571,7 @@ def test_an_expired_producer_id_is_not_noticed() -> None:
 def test_expired_batch_in_flight_holds_later_batches_back() -> None:
     """The request never arrived: the numbers are a gap, and a new epoch begins."""
     harness = warm({**SHORT, "request.timeout.ms": "9000"})
-    harness.cluster.on(PRODUCE, faults.lose_request(), times=2)
+    harness.cluster.on(ApiKey.PRODUCE, faults.lose_request(), times=2)
     first = harness.send(b"lost")
     harness.settle()
     assert isinstance(first.error, KafkaTimeoutError)
@@ -600,9 +627,9 @@ def test_batches_behind_an_expired_one_arrive_once_in_order() -> None:
     def refuse_the_first(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
         (data,) = exchange.request.topic_data[0].partition_data
         is_first = any(value + b"\x00" == bytes(data.records)[-2:] for value in rejected)
-        return faults.fail_with(19)(cluster, exchange, proceed) if is_first else proceed()
+        return faults.fail_with(NotEnoughReplicasError)(cluster, exchange, proceed) if is_first else proceed()
 
-    harness.cluster.on(PRODUCE, refuse_the_first, times=None)
+    harness.cluster.on(ApiKey.PRODUCE, refuse_the_first, times=None)
     first = harness.send(b"0")
     harness.clock.advance(3_000)
     others = send_all(harness, 4, start=1)
@@ -617,14 +644,14 @@ def test_an_error_that_comes_at_the_delivery_timeout_leaves_no_gap() -> None:
     """The answer and the expiry meet in one poll: the answer is read first, but the batch counts as abandoned."""
     harness = warm(SHORT)
     deadline_ms = harness.now_ms + 10_000
-    late = faults.fail_with(19)
+    late = faults.fail_with(NotEnoughReplicasError)
 
     def answer_late(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
         return dataclasses.replace(late(cluster, exchange, proceed), delay_ms=max(0, deadline_ms - exchange.now_ms - 1))
 
     first = harness.send(b"first")
     harness.clock.advance(8_000)
-    harness.cluster.on(PRODUCE, answer_late)
+    harness.cluster.on(ApiKey.PRODUCE, answer_late)
     harness.settle()
     assert first.settled_ms == deadline_ms
     assert isinstance(first.error, KafkaTimeoutError)
@@ -663,7 +690,7 @@ def test_late_acknowledgement_does_not_count_in_a_newer_epoch() -> None:
 
 def test_exhausted_retries_leave_no_gap() -> None:
     harness = warm({**ONE_EACH, "retries": "1"})
-    harness.cluster.on(PRODUCE, faults.fail_with(7), times=2)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(RequestTimedOutError), times=2)
     first = harness.send(b"first")
     harness.settle()
     assert first.error is not None
@@ -710,7 +737,7 @@ def test_retries_keep_their_order_across_the_wrap() -> None:
     entry.last_acked_sequence = 2**31 - 3
     send_all(harness, 1)
     harness.settle()
-    harness.cluster.on(PRODUCE, faults.fail_with(7))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(RequestTimedOutError))
     deliveries = send_all(harness, 4, start=1)
     harness.settle()
     assert errors(deliveries) == [None] * 4
@@ -720,10 +747,19 @@ def test_retries_keep_their_order_across_the_wrap() -> None:
 # ---- failures for good ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error_code", [10, 18, 32, 87, -1])
+@pytest.mark.parametrize(
+    "error_code",
+    [
+        ErrorCode.message_too_large,
+        ErrorCode.record_list_too_large,
+        ErrorCode.invalid_timestamp,
+        ErrorCode.invalid_record,
+        ErrorCode.unknown_server_error,
+    ],
+)
 def test_abandoned_batch_leaves_no_gap_and_later_ones_arrive_once(error_code: int) -> None:
     harness = warm()
-    harness.cluster.on(PRODUCE, faults.fail_with(error_code))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(error_code))
     deliveries = send_all(harness, 5)
     harness.settle()
     assert deliveries[0].error is not None
@@ -740,10 +776,10 @@ def test_error_that_may_hide_a_success_duplicates_nothing() -> None:
 
     def written_but_refused(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
         proceed()
-        return faults.fail_with(-1)(cluster, exchange, proceed)
+        return faults.fail_with(UnknownServerError)(cluster, exchange, proceed)
 
-    harness.cluster.on(PRODUCE, written_but_refused)
-    harness.cluster.on(PRODUCE, faults.close_after())
+    harness.cluster.on(ApiKey.PRODUCE, written_but_refused)
+    harness.cluster.on(ApiKey.PRODUCE, faults.close_after())
     deliveries = send_all(harness, 3)
     harness.settle()
     assert isinstance(deliveries[0].error, UnknownServerError)
@@ -779,7 +815,7 @@ def test_sequences_outlive_a_topic_that_vanishes_and_returns() -> None:
 @pytest.mark.parametrize("metadata_version", [13, 9], ids=["topic ids", "brokers before 2.8"])
 def test_recreated_topic_is_written_to(metadata_version: int) -> None:
     """Row 18: another id, fewer partitions, a lower leader epoch."""
-    cluster = ScriptedCluster(versions={**KAFKA_4_1, METADATA: (0, metadata_version)})
+    cluster = ScriptedCluster(versions={**KAFKA_4_1, ApiKey.METADATA: (0, metadata_version)})
     harness = warm(topics={TOPIC: 3}, cluster=cluster)
     for _ in range(4):
         harness.cluster.move_leader(TOPIC, 0, 0)
@@ -802,16 +838,16 @@ def test_recreated_topic_is_written_to(metadata_version: int) -> None:
 @pytest.mark.parametrize("refusals", [0, 1])
 def test_exhausted_epochs_request_a_new_producer_id(refusals: int) -> None:
     harness = warm(topics={TOPIC: 2})
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(14), times=refusals)
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(CoordinatorLoadInProgressError), times=refusals)
     identity = identity_of(harness)
     identity.producer = identity.producer._replace(epoch=MAX_EPOCH)
     send_all(harness, 1)  # goes under the last epoch
     harness.settle()
-    harness.cluster.on(PRODUCE, faults.fail_with(45))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(OutOfOrderSequenceError))
     deliveries = [harness.send(b"%d" % index, partition=0) for index in range(3)]
     harness.settle()
     assert errors(deliveries) == [None] * 3
-    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == 1 + refusals
+    assert len(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) == 1 + refusals
     assert identity.producer == (1001, 0)
     assert not identity.is_initializing
     log = harness.cluster.log(TOPIC, 0)

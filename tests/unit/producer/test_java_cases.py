@@ -11,19 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.producer_harness import TOPIC, Delivery, ProducerHarness
 from support.scripted_broker import faults
 from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.versions import VersionRanges
-from support.transaction_harness import (
-    ADD_PARTITIONS,
-    FIND_COORDINATOR,
-    GROUP,
-    INIT_PRODUCER_ID,
-    PRODUCE,
-    TXN_OFFSET_COMMIT,
-    TransactionHarness,
-)
+from support.transaction_harness import GROUP, TransactionHarness
 from support.transaction_steps import OFFSETS, SMALL, aborted_and_next_works, both_versions, warm
 
 from spark_kafka_sink.common.errors import (
@@ -31,6 +24,7 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     KafkaTimeoutError,
     NotLeaderOrFollowerError,
+    OutOfOrderSequenceError,
     ProducerClosedError,
     TopicAuthorizationError,
     TransactionAbortableError,
@@ -40,11 +34,9 @@ from spark_kafka_sink.producer.futures import RecordMetadata
 from spark_kafka_sink.producer.idempotence import MAX_EPOCH, ProducerIdentity
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata
 from spark_kafka_sink.producer.transactions import State
+from spark_kafka_sink.protocol.versions import ApiKey
 
-METADATA = 3
 ONE_EACH = {"linger.ms": "0", "batch.size": "1"}
-NOT_LEADER, REQUEST_TIMED_OUT, TOPIC_REFUSED, CLUSTER_REFUSED, OUT_OF_ORDER = 6, 7, 29, 31, 45
-MESSAGE_FORMAT_TOO_OLD, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING, ABORTABLE = 43, 48, 49, 120
 OLD_ID, NEW_ID = 1000, 1001
 SLOW_MS = 50
 """Partition 1 is answered this much later than partition 0."""
@@ -83,7 +75,7 @@ def answer(harness: ProducerHarness, hooks: dict[int, list[faults.Hook]]) -> Non
         answer = waiting.pop(0)(cluster, exchange, proceed) if waiting else proceed()
         return dataclasses.replace(answer, delay_ms=SLOW_MS * int(data.index))
 
-    harness.cluster.on(PRODUCE, hook, times=None)
+    harness.cluster.on(ApiKey.PRODUCE, hook, times=None)
 
 
 def stored(harness: ProducerHarness, partition: int) -> list[tuple[int, int, int]]:
@@ -102,14 +94,14 @@ def send_to_both(harness: ProducerHarness, value: bytes) -> list[Delivery]:
 def test_batch_that_fails_after_another_partitions_new_epoch_leaves_no_gap() -> None:
     """SenderTest.testEpochBumpOnOutOfOrderSequenceForNextBatchWhenBatchInFlightFails."""
     harness = idempotent({"retries": "1"})
-    not_leader = faults.fail_with(NOT_LEADER)
-    answer(harness, {0: [faults.fail_with(OUT_OF_ORDER)], 1: [not_leader, not_leader]})
+    not_leader = faults.fail_with(NotLeaderOrFollowerError)
+    answer(harness, {0: [faults.fail_with(OutOfOrderSequenceError)], 1: [not_leader, not_leader]})
     kept, given_up = send_to_both(harness, b"second")
     harness.settle()
     harness.cluster.requests.clear()
     third = send_to_both(harness, b"third")
     harness.settle()
-    assert len(harness.cluster.requests_of(PRODUCE)) == 2, "no broker refused them"
+    assert len(harness.cluster.requests_of(ApiKey.PRODUCE)) == 2, "no broker refused them"
     assert isinstance(given_up.error, NotLeaderOrFollowerError)
     assert [each.error for each in (kept, *third)] == [None] * 3
     assert harness.values(partition=0) == [b"second", b"third"]
@@ -124,7 +116,9 @@ def test_batch_that_fails_after_another_partitions_new_epoch_leaves_no_gap() -> 
     "fate",
     [
         pytest.param(None, id="TransactionManagerTest.testBatchCompletedAfterProducerReset"),
-        pytest.param(faults.fail_with(NOT_LEADER), id="TransactionManagerTest.testBatchFailureAfterProducerReset"),
+        pytest.param(
+            faults.fail_with(NotLeaderOrFollowerError), id="TransactionManagerTest.testBatchFailureAfterProducerReset"
+        ),
         pytest.param(faults.close_before(), id="SenderTest.testRetryWhenProducerIdChanges"),
         pytest.param(faults.close_after(), id="SenderTest.testRetryWhenProducerIdChanges, taken by the broker"),
     ],
@@ -135,7 +129,7 @@ def test_batch_in_flight_ends_under_its_old_producer_id(fate: faults.Hook | None
     That batch keeps its numbers, so that the broker knows it when it comes again. The next one takes the new id.
     """
     harness = at_last_epoch()
-    answer(harness, {0: [faults.fail_with(OUT_OF_ORDER)], 1: [] if fate is None else [fate]})
+    answer(harness, {0: [faults.fail_with(OutOfOrderSequenceError)], 1: [] if fate is None else [fate]})
     send_to_both(harness, b"second")
     harness.run_until(lambda: identity_of(harness).producer == (NEW_ID, 0))
     assert not harness.deliveries[1].is_settled
@@ -151,10 +145,10 @@ def test_batch_in_flight_ends_under_its_old_producer_id(fate: faults.Hook | None
 def waits_for_new_id() -> ProducerHarness:
     """Partition 0 waits for a new producer id that comes in 30 ms. A batch of partition 1 is in flight."""
     harness = at_last_epoch()
-    answer(harness, {0: [faults.fail_with(OUT_OF_ORDER)], 1: [faults.fail_with(NOT_LEADER)]})
-    harness.cluster.on(INIT_PRODUCER_ID, faults.delay(30))
+    answer(harness, {0: [faults.fail_with(OutOfOrderSequenceError)], 1: [faults.fail_with(NotLeaderOrFollowerError)]})
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.delay(30))
     send_to_both(harness, b"second")
-    harness.run_until(lambda: harness.cluster.requests_of(INIT_PRODUCER_ID))
+    harness.run_until(lambda: harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID))
     return harness
 
 
@@ -246,11 +240,11 @@ def test_producer_id_comes_though_metadata_takes_the_only_request(
 ) -> None:
     """The parameters name the Java tests. With one request in flight, the request for the id waits for the metadata."""
     harness = make({"max.in.flight.requests.per.connection": "1"})
-    harness.cluster.on(METADATA, faults.delay(500))
+    harness.cluster.on(ApiKey.METADATA, faults.delay(500))
     most = one_at_a_time(harness)
     begin(harness)
-    (metadata,) = harness.cluster.requests_of(METADATA)[:1]
-    (asked,) = harness.cluster.requests_of(INIT_PRODUCER_ID)
+    (metadata,) = harness.cluster.requests_of(ApiKey.METADATA)[:1]
+    (asked,) = harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)
     assert asked.now_ms >= metadata.now_ms + 500
     assert identity_of(harness).producer.is_valid
     assert most == [1]
@@ -265,7 +259,7 @@ def test_init_transactions_waits_until_its_broker_ends_the_throttle(version: int
     began_ms = harness.now_ms
     harness.producer.init_transactions()
     assert 5_000 <= harness.now_ms - began_ms < 5_100
-    assert [each.now_ms - began_ms >= 5_000 for each in harness.cluster.requests_of(FIND_COORDINATOR)] == [True]
+    assert [each.now_ms - began_ms >= 5_000 for each in harness.cluster.requests_of(ApiKey.FIND_COORDINATOR)] == [True]
     harness.cluster.throttle_ms = 0
     harness.commit(b"a")
     assert harness.committed() == [b"a"]
@@ -275,7 +269,7 @@ def test_init_transactions_waits_until_its_broker_ends_the_throttle(version: int
 def test_init_transactions_works_once_the_cluster_grants_it(version: int) -> None:
     """KafkaProducerTest.testClusterAuthorizationFailure."""
     harness = TransactionHarness(version)
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(CLUSTER_REFUSED))
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError))
     with pytest.raises(ClusterAuthorizationError):
         harness.producer.init_transactions()
     assert not harness.producer.has_failed
@@ -294,13 +288,13 @@ def without(api_key: int, versions: VersionRanges) -> VersionRanges:
 def test_records_fail_with_brokers_of_the_old_record_format() -> None:
     """RecordAccumulatorTest.testIdempotenceWithOldMagic: brokers before Kafka 0.11 take no such batches."""
     harness = ProducerHarness(ONE_EACH)
-    harness.cluster.versions = {**harness.cluster.versions, PRODUCE: (0, 2)}
+    harness.cluster.versions = {**harness.cluster.versions, ApiKey.PRODUCE: (0, 2)}
     deliveries = [harness.send(b"%d" % number) for number in range(3)]
     harness.settle()
     assert [type(each.error) for each in deliveries] == [UnsupportedVersionError] * 3
     assert all("Kafka 0.11 or newer" in str(each.error) for each in deliveries)
     assert all(each.settled_ms - each.sent_ms < 1_000 for each in deliveries if each.settled_ms is not None)
-    assert harness.cluster.requests_of(PRODUCE) == []
+    assert harness.cluster.requests_of(ApiKey.PRODUCE) == []
     assert harness.producer.has_failed
     assert harness.memory_in_use == 0
 
@@ -309,8 +303,8 @@ def test_records_fail_with_brokers_of_the_old_record_format() -> None:
 @pytest.mark.parametrize(
     "api_key",
     [
-        pytest.param(FIND_COORDINATOR, id="testUnsupportedFindCoordinator"),
-        pytest.param(INIT_PRODUCER_ID, id="testUnsupportedInitTransactions"),
+        pytest.param(ApiKey.FIND_COORDINATOR, id="testUnsupportedFindCoordinator"),
+        pytest.param(ApiKey.INIT_PRODUCER_ID, id="testUnsupportedInitTransactions"),
     ],
 )
 def test_init_transactions_fails_for_good_with_brokers_too_old(version: int, api_key: int) -> None:
@@ -332,7 +326,7 @@ def test_offsets_of_a_group_member_need_brokers_that_fence_members() -> None:
     Without the member, a consumer that has lost its partitions could still commit their offsets (KIP-447).
     """
     harness = TransactionHarness(1)
-    harness.cluster.versions = {**harness.cluster.versions, TXN_OFFSET_COMMIT: (0, 2)}
+    harness.cluster.versions = {**harness.cluster.versions, ApiKey.TXN_OFFSET_COMMIT: (0, 2)}
     harness.started()
     with pytest.raises(UnsupportedVersionError, match=r"with a group's member needs Kafka 2\.5 or newer\. The node"):
         harness.producer.send_offsets_to_transaction(OFFSETS, GroupMetadata(GROUP, 3, "member-1"))
@@ -348,7 +342,7 @@ def test_offsets_topic_in_too_old_a_format_is_fatal(version: int) -> None:
     testHandlingOfUnsupportedForMessageFormatErrorOnTxnOffsetCommit.
     """
     harness = TransactionHarness(version).started()
-    harness.cluster.on(TXN_OFFSET_COMMIT, faults.fail_with(MESSAGE_FORMAT_TOO_OLD))
+    harness.cluster.on(ApiKey.TXN_OFFSET_COMMIT, faults.fail_with(ErrorCode.unsupported_for_message_format))
     for call in (
         lambda: harness.producer.send_offsets_to_transaction(OFFSETS, GROUP),
         harness.producer.commit_transaction,
@@ -356,9 +350,9 @@ def test_offsets_topic_in_too_old_a_format_is_fatal(version: int) -> None:
     ):
         with pytest.raises(KafkaError, match="UNSUPPORTED_FOR_MESSAGE_FORMAT") as caught:
             call()
-        assert caught.value.error_code == MESSAGE_FORMAT_TOO_OLD
+        assert caught.value.error_code == ErrorCode.unsupported_for_message_format
         assert harness.state is State.FATAL_ERROR
-    assert len(harness.cluster.requests_of(TXN_OFFSET_COMMIT)) == 1
+    assert len(harness.cluster.requests_of(ApiKey.TXN_OFFSET_COMMIT)) == 1
     assert harness.offsets() == {}
 
 
@@ -369,7 +363,7 @@ def test_offsets_topic_in_too_old_a_format_is_fatal(version: int) -> None:
 def test_abortable_answer_of_a_group_lookup_costs_only_the_transaction(version: int) -> None:
     """TransactionManagerTest.testTransactionAbortableExceptionInFindCoordinator."""
     harness = warm(version)
-    harness.cluster.on(FIND_COORDINATOR, faults.fail_with(ABORTABLE))
+    harness.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(TransactionAbortableError))
     with pytest.raises(TransactionAbortableError):
         harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
     assert harness.state is State.ABORTABLE_ERROR
@@ -383,18 +377,20 @@ def test_abortable_answer_of_a_group_lookup_costs_only_the_transaction(version: 
 @pytest.mark.parametrize(
     "error_code",
     [
-        pytest.param(REQUEST_TIMED_OUT, id="testRecoveryFromAbortableErrorProduceRequestInRetry"),
-        pytest.param(NOT_LEADER, id="resendFailedProduceRequestAfterAbortableError"),
+        pytest.param(ErrorCode.request_timed_out, id="testRecoveryFromAbortableErrorProduceRequestInRetry"),
+        pytest.param(ErrorCode.not_leader_or_follower, id="resendFailedProduceRequestAfterAbortableError"),
     ],
 )
 def test_batch_that_waits_for_retry_ends_after_its_transaction_is_lost(version: int, error_code: int) -> None:
     """The parameters name the tests of TransactionManagerTest. Partition 1 is refused while partition 0 waits."""
     harness = warm(version)
-    harness.cluster.on(PRODUCE, faults.fail_with(error_code))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(error_code))
     retried = harness.send(b"retried", partition=0)
-    harness.run_until(lambda: harness.cluster.requests_of(PRODUCE))
+    harness.run_until(lambda: harness.cluster.requests_of(ApiKey.PRODUCE))
     harness.run_for(5)
-    harness.cluster.on(ADD_PARTITIONS if version == 1 else PRODUCE, faults.fail_with(TOPIC_REFUSED))
+    harness.cluster.on(
+        ApiKey.ADD_PARTITIONS_TO_TXN if version == 1 else ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError)
+    )
     refused = harness.send(b"refused", partition=1)
     harness.run_until(lambda: harness.state is State.ABORTABLE_ERROR)
     assert not retried.is_settled
@@ -406,23 +402,23 @@ def test_batch_that_waits_for_retry_ends_after_its_transaction_is_lost(version: 
 
 
 @both_versions
-@pytest.mark.parametrize("error_code", [INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING])
+@pytest.mark.parametrize("error_code", [ErrorCode.invalid_txn_state, ErrorCode.invalid_producer_id_mapping])
 def test_refusal_that_comes_after_the_expiry_is_not_fatal(version: int, error_code: int) -> None:
     """SenderTest.testReceiveFailedBatchTwiceWithTransactions, and the same with an error that is fatal in time."""
     harness = warm(version, {**SMALL, "delivery.timeout.ms": "4000", "request.timeout.ms": "4000"})
-    not_leader, refusal = faults.fail_with(NOT_LEADER), faults.fail_with(error_code)
+    not_leader, refusal = faults.fail_with(NotLeaderOrFollowerError), faults.fail_with(error_code)
 
     def after(delay_ms: int, hook: faults.Hook) -> faults.Hook:
         return lambda *about: dataclasses.replace(hook(*about), delay_ms=delay_ms)
 
-    harness.cluster.on(PRODUCE, after(500, not_leader))
-    harness.cluster.on(PRODUCE, after(3_800, refusal))
+    harness.cluster.on(ApiKey.PRODUCE, after(500, not_leader))
+    harness.cluster.on(ApiKey.PRODUCE, after(3_800, refusal))
     late = harness.send(b"late", partition=0)
     harness.settle()
     harness.run_for(1_000)
     assert isinstance(late.error, KafkaTimeoutError)
     assert late.settled_ms == late.sent_ms + 4_000, "the second answer comes 400 ms after that"
-    assert len(harness.cluster.requests_of(PRODUCE)) == 2
+    assert len(harness.cluster.requests_of(ApiKey.PRODUCE)) == 2
     assert not harness.client.has_in_flight_requests()
     assert len(late.calls) == 1
     assert harness.producer.metrics()["record-error-total"] == 1
@@ -440,17 +436,17 @@ def test_batch_that_expires_before_its_retry_loses_the_commit() -> None:
     """
     settings = {**SMALL, "delivery.timeout.ms": "4000", "request.timeout.ms": "1000", "max.block.ms": "20000"}
     harness = TransactionHarness(1, settings)
-    harness.cluster.versions = {**harness.cluster.versions, INIT_PRODUCER_ID: (0, 1), PRODUCE: (0, 7)}
+    harness.cluster.versions = {**harness.cluster.versions, ApiKey.INIT_PRODUCER_ID: (0, 1), ApiKey.PRODUCE: (0, 7)}
     harness.started()
-    harness.cluster.on(PRODUCE, faults.fail_with(NOT_LEADER))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(NotLeaderOrFollowerError))
     expired = harness.send(b"expired", partition=0)
-    harness.run_until(lambda: harness.cluster.requests_of(PRODUCE))
+    harness.run_until(lambda: harness.cluster.requests_of(ApiKey.PRODUCE))
     harness.run_for(5)
     harness.network.stop(0)
     with pytest.raises(KafkaError, match="not acknowledged within"):
         harness.producer.commit_transaction()
     assert isinstance(expired.error, KafkaTimeoutError)
-    assert len(harness.cluster.requests_of(PRODUCE)) == 1
+    assert len(harness.cluster.requests_of(ApiKey.PRODUCE)) == 1
     harness.network.start(0)
     harness.producer.abort_transaction()
     harness.run_for(100)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from kio.schema.errors import ErrorCode
 from support.fake_clock import FakeClock
 from support.producer_harness import TOPIC, ProducerHarness
 from support.scripted_broker import faults
@@ -28,6 +29,7 @@ from spark_kafka_sink.common.errors import (
     BufferExhaustedError,
     ConfigError,
     IllegalStateError,
+    InvalidRecordError,
     InvalidTopicError,
     KafkaError,
     KafkaTimeoutError,
@@ -43,13 +45,13 @@ from spark_kafka_sink.producer.buffer_pool import Grant
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordMetadata, RecordThunk
 from spark_kafka_sink.producer.kafka_producer import MAX_BLOCK_ROWS, KafkaProducer
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import record_size_upper_bound
 from spark_kafka_sink.record.partitioning import partition_for_key
 
-PRODUCE, METADATA = 0, 3
 AT_ONCE = {"linger.ms": "0"}
 JOIN_S = 5
 
@@ -129,7 +131,9 @@ def test_a_callback_names_the_chosen_partition_when_memory_stays_full() -> None:
 @pytest.mark.parametrize("settings", [{}, {"delivery.timeout.ms": "1000", "request.timeout.ms": "900"}])
 def test_a_callback_of_a_refused_or_late_record_names_its_place(settings: dict[str, str]) -> None:
     harness = warm({**AT_ONCE, **settings}, topics={TOPIC: 3})
-    harness.cluster.on(PRODUCE, faults.lose_request() if settings else faults.fail_with(29), times=9)
+    harness.cluster.on(
+        ApiKey.PRODUCE, faults.lose_request() if settings else faults.fail_with(TopicAuthorizationError), times=9
+    )
     delivery = harness.send(b"v", partition=2, timestamp_ms=1_600_000_000_000)
     harness.settle()
     assert isinstance(delivery.error, KafkaTimeoutError if settings else TopicAuthorizationError)
@@ -332,12 +336,12 @@ def test_single_failed_rows_are_reported_in_stretches() -> None:
     harness = warm()
 
     def refuse(cluster: Any, exchange: Any, proceed: Any) -> Any:
-        answer = faults.fail_with(87)(cluster, exchange, proceed)
+        answer = faults.fail_with(InvalidRecordError)(cluster, exchange, proceed)
         (topic,) = answer.values["responses"]
         topic["partition_responses"][0]["record_errors"] = [{"batch_index": 2, "batch_index_error_message": "bad"}]
         return answer
 
-    harness.cluster.on(PRODUCE, refuse)
+    harness.cluster.on(ApiKey.PRODUCE, refuse)
     delivery = harness.send_columns(RecordColumns.from_rows([b"%d" % index for index in range(5)]))
     harness.settle()
     assert [(run.record_count, run.base_offset) for run, _ in delivery.runs] == [(2, -1), (1, -1), (2, -1)]
@@ -350,21 +354,21 @@ def test_single_failed_rows_are_reported_in_stretches() -> None:
 def test_the_first_send_asks_for_its_topic_and_later_ones_for_nothing() -> None:
     harness = ProducerHarness(AT_ONCE)
     harness.run_for(1)
-    assert harness.cluster.requests_of(METADATA) == []  # lazy
+    assert harness.cluster.requests_of(ApiKey.METADATA) == []  # lazy
     harness.send()
     harness.settle()
-    (exchange,) = harness.cluster.requests_of(METADATA)
+    (exchange,) = harness.cluster.requests_of(ApiKey.METADATA)
     assert [topic.name for topic in exchange.request.topics] == [TOPIC]
     harness.send()
     harness.settle()
-    assert len(harness.cluster.requests_of(METADATA)) == 1
+    assert len(harness.cluster.requests_of(ApiKey.METADATA)) == 1
 
 
 def test_a_new_topic_is_asked_for_alone() -> None:
     harness = warm(topics={TOPIC: 1, "other": 1, "third": 1})
     harness.cluster.create_topic("new", 1)
     harness.send(topic="new")
-    (exchange,) = harness.cluster.requests_of(METADATA)
+    (exchange,) = harness.cluster.requests_of(ApiKey.METADATA)
     assert [topic.name for topic in exchange.request.topics] == ["new"]
     assert harness.metadata.fetch().partition_count_for_topic("third") == 1
 
@@ -377,7 +381,7 @@ def test_topics_that_are_looked_up_together_are_asked_for_in_one_request() -> No
     harness.producer.look_up([*names, "not text: \ud800", TOPIC])
     for name in names:
         harness.send(topic=name)
-    (exchange,) = harness.cluster.requests_of(METADATA)
+    (exchange,) = harness.cluster.requests_of(ApiKey.METADATA)
     assert [topic.name for topic in exchange.request.topics] == sorted(names)
     harness.settle()
     assert all(delivery.error is None for delivery in harness.deliveries)
@@ -404,10 +408,16 @@ def test_missing_topic_fails_at_max_block_ms() -> None:
     assert 2_000 <= harness.now_ms - delivery.sent_ms <= 2_100
 
 
-@pytest.mark.parametrize(("error_code", "cause"), [(3, UnknownTopicOrPartitionError), (5, LeaderNotAvailableError)])
+@pytest.mark.parametrize(
+    ("error_code", "cause"),
+    [
+        (ErrorCode.unknown_topic_or_partition, UnknownTopicOrPartitionError),
+        (ErrorCode.leader_not_available, LeaderNotAvailableError),
+    ],
+)
 def test_a_metadata_timeout_has_the_brokers_answer_as_cause(error_code: int, cause: type[KafkaError]) -> None:
     harness = warm({**AT_ONCE, "max.block.ms": "2000"})
-    harness.cluster.on(METADATA, faults.change(refuse_topic("missing", error_code)), times=None)
+    harness.cluster.on(ApiKey.METADATA, faults.change(refuse_topic("missing", error_code)), times=None)
     error = harness.send(topic="missing").error
     assert isinstance(error, KafkaTimeoutError)
     assert isinstance(error.__cause__, cause)
@@ -424,7 +434,7 @@ def test_a_refusal_that_comes_as_time_runs_out_is_the_cause_of_the_timeout() -> 
     def at_the_limit(*about: Any) -> Answer:
         return dataclasses.replace(refuse(*about), delay_ms=1_998)  # and 1 on the road each way
 
-    harness.cluster.on(METADATA, at_the_limit)
+    harness.cluster.on(ApiKey.METADATA, at_the_limit)
     delivery = harness.send(topic="missing")
     assert harness.now_ms - delivery.sent_ms == 2_000
     assert isinstance(delivery.error, KafkaTimeoutError)
@@ -546,7 +556,7 @@ def test_a_topic_that_a_send_waits_for_is_not_forgotten_meanwhile() -> None:
     delivery = harness.send(b"x", partition=1)
     harness.settle()
     assert delivery.error is None
-    asked = [exchange.request.topics for exchange in harness.cluster.requests_of(METADATA)]
+    asked = [exchange.request.topics for exchange in harness.cluster.requests_of(ApiKey.METADATA)]
     assert all([str(topic.name) for topic in topics] == [TOPIC] for topics in asked)
 
 
@@ -580,7 +590,9 @@ def test_topic_that_is_no_text_fails_without_harm_to_others(topic: Any) -> None:
 def test_an_unauthorized_topic_fails_at_once() -> None:
     harness = warm()
     harness.cluster.create_topic("secret", 1)
-    harness.cluster.on(METADATA, faults.change(refuse_topic("secret", 29)), times=None)
+    harness.cluster.on(
+        ApiKey.METADATA, faults.change(refuse_topic("secret", ErrorCode.topic_authorization_failed)), times=None
+    )
     delivery = harness.send(topic="secret")
     assert isinstance(delivery.error, TopicAuthorizationError)
     assert "secret" in str(delivery.error)
@@ -644,7 +656,7 @@ def test_one_max_block_ms_covers_metadata_and_memory(columns: RecordColumns | No
     harness = warm({"buffer.memory": "1000", "max.block.ms": "2000"})
     harness.cluster.create_topic("late", 1)
     harness.producer._pool.allocate(900, 0, Grant())
-    harness.cluster.on(METADATA, faults.delay(1_500))
+    harness.cluster.on(ApiKey.METADATA, faults.delay(1_500))
     began_ms = harness.now_ms
     if columns is None:
         assert isinstance(harness.send(bytes(200), "late").error, BufferExhaustedError)
@@ -657,7 +669,7 @@ def test_one_max_block_ms_covers_metadata_and_memory(columns: RecordColumns | No
 def test_max_block_ms_limits_each_block_of_a_call() -> None:
     settings = {"buffer.memory": "60000", "batch.size": "9000", "max.request.size": "20000", "linger.ms": "0"}
     harness = warm({**settings, "max.block.ms": "5000", "enable.idempotence": "false"})
-    harness.cluster.on(PRODUCE, faults.delay(1500), times=None)
+    harness.cluster.on(ApiKey.PRODUCE, faults.delay(1500), times=None)
     columns = RecordColumns.from_rows([bytes(500)] * 600)
     began_ms = harness.now_ms
     delivery = harness.send_columns(columns)

@@ -13,22 +13,25 @@ import pytest
 from support.producer_harness import TOPIC, ProducerHarness
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import NO_LEADER
-from support.transaction_harness import END_TXN, PLACE, TransactionHarness
+from support.transaction_harness import PLACE, TransactionHarness
 
 from spark_kafka_sink.common.errors import (
     BufferExhaustedError,
+    ClusterAuthorizationError,
     KafkaTimeoutError,
     NotEnoughReplicasError,
+    NotLeaderOrFollowerError,
     ProducerClosedError,
     RecordTooLargeError,
+    TopicAuthorizationError,
 )
 from spark_kafka_sink.common.windows import EXPIRY_MS
 from spark_kafka_sink.producer.metrics import TIMED_CALLS
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import record_size_upper_bound
 
-PRODUCE = 0
 OF_CONNECTIONS = (
     *("outgoing-byte", "incoming-byte", "response", "network-io", "connection-creation", "connection-close"),
     *("successful-authentication", "failed-authentication", "select"),
@@ -38,7 +41,6 @@ OF_POLLS = {
     *("select-rate", "io-wait-ratio", "io-wait-time-ns-avg", "io-time-ns-avg", "outgoing-byte-rate"),
     *("incoming-byte-rate", "request-rate", "response-rate", "network-io-rate", "request-size-avg", "request-size-max"),
 }
-NOT_LEADER, NOT_ENOUGH_REPLICAS, TOPIC_DENIED, CLUSTER_DENIED = 6, 19, 29, 31
 AT_ONCE = {"linger.ms": "0"}
 TOTALS = ("record-send", "record-error", "record-retry", "byte", "batch-send", "batch-split", "request")
 
@@ -71,7 +73,7 @@ def wire_sizes(harness: ProducerHarness) -> list[int]:
     """Bytes of every batch that the brokers were sent, as they came."""
     return [
         len(bytes(data.records))
-        for exchange in harness.cluster.requests_of(PRODUCE)
+        for exchange in harness.cluster.requests_of(ApiKey.PRODUCE)
         for topic in exchange.request.topic_data
         for data in topic.partition_data
     ]
@@ -133,7 +135,7 @@ def test_records_bytes_batches_and_requests_are_counted_as_they_are_sent() -> No
     assert len(sizes) == 3
     assert moved.totals() == {"record-send": 6, "batch-send": 3}
     assert moved["byte-total"] == sum(sizes)
-    assert moved["request-total"] == len(harness.cluster.requests_of(PRODUCE)) == 1
+    assert moved["request-total"] == len(harness.cluster.requests_of(ApiKey.PRODUCE)) == 1
     assert metrics["batch-size-avg"] == sum(sizes) / 3
     assert metrics["batch-size-max"] == max(sizes)
     assert metrics["records-per-request-avg"] == 6
@@ -278,7 +280,7 @@ def test_the_queue_time_is_from_the_first_record_of_a_batch_to_its_drain() -> No
 def test_the_latency_is_that_of_produce_requests() -> None:
     harness = warm()
     for delay_ms in (100, 300):
-        harness.cluster.on(PRODUCE, faults.delay(delay_ms))
+        harness.cluster.on(ApiKey.PRODUCE, faults.delay(delay_ms))
         harness.send()
         harness.settle()
     metrics = harness.producer.metrics()
@@ -303,7 +305,7 @@ def test_compression_does_not_count_as_latency(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_request_without_an_answer_has_no_latency() -> None:
     harness = warm()
-    harness.cluster.on(PRODUCE, faults.close_after())
+    harness.cluster.on(ApiKey.PRODUCE, faults.close_after())
     harness.send()
     harness.settle()
     metrics = harness.producer.metrics()
@@ -340,8 +342,8 @@ def test_requests_in_flight_are_the_current_ones() -> None:
 
 def test_requests_in_flight_are_known_after_a_fatal_error_too() -> None:
     harness = warm({**AT_ONCE, "batch.size": "1"})
-    harness.cluster.on(PRODUCE, faults.fail_with(CLUSTER_DENIED))
-    harness.cluster.on(PRODUCE, faults.delay(500), times=None)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(ClusterAuthorizationError))
+    harness.cluster.on(ApiKey.PRODUCE, faults.delay(500), times=None)
     for _ in range(3):
         harness.send()
     harness.settle()
@@ -377,7 +379,7 @@ def test_the_age_of_metadata_is_in_seconds_since_the_last_full_update() -> None:
 
 def test_retried_records_count_as_retries_and_sent_twice() -> None:
     harness = warm({"linger.ms": "5"})
-    harness.cluster.on(PRODUCE, faults.fail_with(NOT_LEADER), times=2)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(NotLeaderOrFollowerError), times=2)
     moved = Moved(harness)
     for _ in range(3):
         harness.send()
@@ -389,7 +391,7 @@ def test_retried_records_count_as_retries_and_sent_twice() -> None:
 
 def test_records_refused_for_good_are_errors_and_not_retries() -> None:
     harness = warm({"linger.ms": "5"})
-    harness.cluster.on(PRODUCE, faults.fail_with(TOPIC_DENIED))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError))
     moved = Moved(harness)
     for _ in range(4):
         harness.send()
@@ -400,7 +402,7 @@ def test_records_refused_for_good_are_errors_and_not_retries() -> None:
 
 def test_records_whose_retries_are_used_up_are_retries_and_then_errors() -> None:
     harness = warm({**AT_ONCE, "retries": "2"})
-    harness.cluster.on(PRODUCE, faults.fail_with(NOT_ENOUGH_REPLICAS), times=None)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(NotEnoughReplicasError), times=None)
     moved = Moved(harness)
     delivery = harness.send()
     harness.settle()
@@ -599,7 +601,7 @@ _METHODS = {
 def test_timed_out_commit_is_measured_when_its_repeat_returns() -> None:
     harness = TransactionHarness(2).started()
     harness.send(b"x", partition=0)
-    harness.cluster.on(END_TXN, faults.delay(8_000))
+    harness.cluster.on(ApiKey.END_TXN, faults.delay(8_000))
     with pytest.raises(KafkaTimeoutError):
         harness.producer.commit_transaction()
     assert harness.producer.metrics()["txn-commit-time-ns-total"] == 0
@@ -642,7 +644,7 @@ def test_errors_and_retries_are_those_of_their_topic() -> None:
     harness.cluster.create_topic("other", partitions=1)
     harness.producer.send("other", b"x")
     harness.run_for(100)
-    harness.cluster.on(PRODUCE, faults.fail_with(NOT_ENOUGH_REPLICAS), times=2)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(NotEnoughReplicasError), times=2)
     harness.send()
     harness.settle()
     by_topic = harness.producer.topic_metrics()

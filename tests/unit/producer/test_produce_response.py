@@ -10,16 +10,17 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.producer_harness import TOPIC, Delivery, ProducerHarness
 from support.scripted_broker import faults
 from support.transaction_harness import TransactionHarness
 
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
+from spark_kafka_sink.common.errors import IllegalStateError, InvalidRecordError, KafkaError
 from spark_kafka_sink.producer import produce_response, producer_batch
 from spark_kafka_sink.producer.transactions import State
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
 
-PRODUCE = 0
 SETTINGS = {"linger.ms": "20", "delivery.timeout.ms": "120000", "request.timeout.ms": "5000"}
 ONE_IN_FLIGHT = {**SETTINGS, "max.in.flight.requests.per.connection": "1"}
 PLAIN = {**ONE_IN_FLIGHT, "enable.idempotence": "false"}
@@ -51,7 +52,7 @@ def before_an_answer(settings: Mapping[str, str]) -> tuple[ProducerHarness, dict
 
 def sends_for_a_mixed_answer(harness: ProducerHarness) -> dict[int, list[Delivery]]:
     harness.cluster.topics[TOPIC].max_message_bytes = 500
-    harness.cluster.on(PRODUCE, faults.change(mixed_answer))
+    harness.cluster.on(ApiKey.PRODUCE, faults.change(mixed_answer))
     harness.cluster.requests.clear()
     places = (TAKEN, REFUSED, RETRIED, MOVED, DOUBLE)
     deliveries = {place: [harness.send(b"%d" % place, partition=place)] for place in places}
@@ -108,7 +109,7 @@ def test_no_memory_for_a_split_fails_only_its_batch(
     assert deliveries[TAKEN][0].error is None
     assert deliveries[TAKEN][0].metadata == (TOPIC, TAKEN, 1, deliveries[TAKEN][0].metadata.timestamp_ms, -1, 1)
     assert deliveries[DOUBLE][0].error is None
-    assert deliveries[REFUSED][0].error.error_code == 87
+    assert deliveries[REFUSED][0].error.error_code == ErrorCode.invalid_record
     assert deliveries[RETRIED][0].error is None
     rows_refused = 3
     failed = [each for each in harness.deliveries if isinstance(each, Delivery) and each.error is not None]
@@ -377,7 +378,7 @@ def test_no_memory_for_a_split_leaves_the_transaction_to_be_aborted(
 def test_impossible_state_in_a_refused_batch_is_fatal(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     """Bug: each commit timed out, and each abort said that the state forbids it."""
     harness = in_a_transaction(version)
-    harness.cluster.on(PRODUCE, faults.fail_with(87))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(InvalidRecordError))
     harness.send(b"v", partition=0)
     raise_once(monkeypatch, harness.manager, "_to_abortable", IllegalStateError("cannot become one"))
     assert_every_call_raises_at_once(harness, "commit_transaction")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.fake_clock import FakeClock
 
 from spark_kafka_sink.client.metadata_view import MetadataResponse, TopicMetadata
@@ -222,7 +223,7 @@ def test_wait_ends_with_the_close() -> None:
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["told before", "not told yet"])
-@pytest.mark.parametrize("code", [17, 29])
+@pytest.mark.parametrize("code", [ErrorCode.invalid_topic_exception, ErrorCode.topic_authorization_failed])
 def test_old_refusal_of_a_topic_is_no_answer_to_a_new_request(code: int, is_told: bool) -> None:
     """Bug: the answer about another topic brought it again, to a send that came once it was allowed."""
     clock = FakeClock()

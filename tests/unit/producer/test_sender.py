@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.producer_harness import TOPIC, Delivery, ProducerHarness
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import NO_LEADER, ScriptedCluster
@@ -27,6 +28,7 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     KafkaTimeoutError,
     NotEnoughReplicasError,
+    NotLeaderOrFollowerError,
     OutOfOrderSequenceError,
     ProducerClosedError,
     RecordBatchTooLargeError,
@@ -38,9 +40,9 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.network.channel import ChannelKind, ChannelState
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
 
-PRODUCE, METADATA, INIT_PRODUCER_ID = 0, 3, 22
 AT_ONCE = {"linger.ms": "0"}
 SHORT = {"linger.ms": "0", "delivery.timeout.ms": "10000", "request.timeout.ms": "3000"}
 
@@ -53,12 +55,12 @@ def warm(settings: Mapping[str, Any] | None = None, **more: Any) -> ProducerHarn
 
 
 def produce_attempts(harness: ProducerHarness) -> list[Exchange]:
-    return harness.cluster.requests_of(PRODUCE)
+    return harness.cluster.requests_of(ApiKey.PRODUCE)
 
 
 def refused(harness: ProducerHarness, error_code: int, times: int | None = 1) -> Delivery:
     """A record whose first attempts meet this error, until it has its outcome."""
-    harness.cluster.on(PRODUCE, faults.fail_with(error_code), times=times)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(error_code), times=times)
     delivery = harness.send(b"record")
     harness.settle()
     return delivery
@@ -191,7 +193,7 @@ def test_one_request_in_flight_mutes_its_partition_until_the_answer() -> None:
         "batch.size": "1",
     }
     harness = warm(settings)
-    harness.cluster.on(PRODUCE, faults.fail_with(7), times=2)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(RequestTimedOutError), times=2)
     for index in range(4):
         harness.send(b"%d" % index)
     harness.turn()
@@ -207,7 +209,7 @@ def test_acks_go_to_the_broker_as_configured(setting: str, acks: int) -> None:
     harness.send(b"x")
     harness.settle()
     harness.run_for(10)
-    assert {exchange.request.acks for exchange in harness.cluster.requests_of(PRODUCE)} == {acks}
+    assert {exchange.request.acks for exchange in harness.cluster.requests_of(ApiKey.PRODUCE)} == {acks}
 
 
 def test_acks_0_is_done_when_it_is_sent() -> None:
@@ -229,7 +231,7 @@ def test_a_batch_without_a_leader_asks_for_metadata_until_there_is_one() -> None
     harness.cluster.requests.clear()
     delivery = harness.send(b"x")
     harness.run_for(2_000)
-    asked = len(harness.cluster.requests_of(METADATA))
+    asked = len(harness.cluster.requests_of(ApiKey.METADATA))
     assert 2 <= asked <= 10  # again and again, with a backoff that grows
     harness.cluster.move_leader(TOPIC, 0, 0)
     harness.settle()
@@ -244,7 +246,7 @@ def test_a_leader_whose_address_is_not_known_is_asked_for() -> None:
     harness.cluster.requests.clear()
     delivery = harness.send(b"x", partition=1)
     harness.run_for(3_000)
-    assert len(harness.cluster.requests_of(METADATA)) >= 2
+    assert len(harness.cluster.requests_of(ApiKey.METADATA)) >= 2
     harness.cluster.live_node_ids.add(1)
     harness.settle()
     assert delivery.error is None
@@ -292,7 +294,7 @@ def test_log_append_time_replaces_the_times_of_records() -> None:
             ]
         return values
 
-    harness.cluster.on(PRODUCE, faults.change(stamp))
+    harness.cluster.on(ApiKey.PRODUCE, faults.change(stamp))
     stamped = harness.send(b"x", timestamp_ms=5)
     harness.settle()
     own = harness.send(b"y", timestamp_ms=6)
@@ -305,10 +307,10 @@ def test_log_append_time_replaces_the_times_of_records() -> None:
 def test_records_with_a_lost_acknowledgement_keep_their_times() -> None:
     """Leaders call the latest timestamp of a batch that they have already the time when it was appended."""
     harness = warm({"linger.ms": "5"})
-    harness.cluster.on(PRODUCE, faults.close_after(), times=1)
+    harness.cluster.on(ApiKey.PRODUCE, faults.close_after(), times=1)
     rows = [harness.send(b"%d" % time_ms, timestamp_ms=time_ms) for time_ms in (5, 6)]
     harness.settle()
-    harness.cluster.on(PRODUCE, faults.close_after(), times=1)
+    harness.cluster.on(ApiKey.PRODUCE, faults.close_after(), times=1)
     run = harness.send_columns(RecordColumns.from_rows([b"a", b"b"], timestamps_ms=[7, 8]))
     harness.settle()
     assert harness.cluster.log(TOPIC, 0).duplicates == 2
@@ -316,7 +318,21 @@ def test_records_with_a_lost_acknowledgement_keep_their_times() -> None:
     assert [(told.timestamp_ms, error) for told, error in run.runs] == [(-1, None)]
 
 
-@pytest.mark.parametrize("error_code", [2, 3, 5, 6, 7, 19, 20, 56, 74, 100])
+@pytest.mark.parametrize(
+    "error_code",
+    [
+        ErrorCode.corrupt_message,
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.leader_not_available,
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.request_timed_out,
+        ErrorCode.not_enough_replicas,
+        ErrorCode.not_enough_replicas_after_append,
+        ErrorCode.kafka_storage_error,
+        ErrorCode.fenced_leader_epoch,
+        ErrorCode.unknown_topic_id,
+    ],
+)
 def test_retriable_errors_are_retried(error_code: int) -> None:
     """Rows 16, 23, 26."""
     harness = warm()
@@ -327,18 +343,27 @@ def test_retriable_errors_are_retried(error_code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error_code", "asks"), [(3, True), (5, True), (6, True), (56, True), (74, True), (2, False), (7, False)]
+    ("error_code", "asks"),
+    [
+        (ErrorCode.unknown_topic_or_partition, True),
+        (ErrorCode.leader_not_available, True),
+        (ErrorCode.not_leader_or_follower, True),
+        (ErrorCode.kafka_storage_error, True),
+        (ErrorCode.fenced_leader_epoch, True),
+        (ErrorCode.corrupt_message, False),
+        (ErrorCode.request_timed_out, False),
+    ],
 )
 def test_invalid_metadata_errors_request_metadata(error_code: int, asks: bool) -> None:
     harness = warm()
     refused(harness, error_code)
     harness.run_for(500)
-    assert bool(harness.cluster.requests_of(METADATA)) is asks
+    assert bool(harness.cluster.requests_of(ApiKey.METADATA)) is asks
 
 
 def test_a_refusal_is_logged_once_for_all_partitions_that_met_it(caplog: pytest.LogCaptureFixture) -> None:
     harness = warm(topics={TOPIC: 3})
-    harness.cluster.on(PRODUCE, faults.fail_with(7))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(RequestTimedOutError))
     for partition in range(3):
         harness.send(b"x", partition=partition)
     harness.settle()
@@ -348,7 +373,7 @@ def test_a_refusal_is_logged_once_for_all_partitions_that_met_it(caplog: pytest.
 
 def test_retry_waits_for_its_backoff() -> None:
     harness = warm({**AT_ONCE, "retry.backoff.ms": "400"})
-    refused(harness, 7)
+    refused(harness, ErrorCode.request_timed_out)
     first, second = produce_attempts(harness)
     assert 320 <= second.now_ms - first.now_ms <= 490
 
@@ -375,39 +400,39 @@ def test_unnamed_leader_is_requested_and_the_retry_waits() -> None:
     delivery = harness.send(b"x")
     harness.settle()
     assert [each.node_id for each in produce_attempts(harness)] == [0, 1]
-    assert harness.cluster.requests_of(METADATA)
+    assert harness.cluster.requests_of(ApiKey.METADATA)
     assert delivery.error is None
 
 
 def test_permanent_error_fails_the_record_at_once_with_its_place() -> None:
     harness = warm()
-    delivery = refused(harness, 18)  # row 22: larger than segment.bytes
+    delivery = refused(harness, ErrorCode.record_list_too_large)  # row 22: larger than segment.bytes
     assert isinstance(delivery.error, RecordBatchTooLargeError)
     assert "flights-0" in str(delivery.error)
-    assert delivery.error.error_code == 18
+    assert delivery.error.error_code == ErrorCode.record_list_too_large
     assert len(produce_attempts(harness)) == 1
     assert harness.memory_in_use == 0
 
 
 def test_an_authorization_error_names_the_topic() -> None:
-    error = refused(warm(), 29).error
+    error = refused(warm(), ErrorCode.topic_authorization_failed).error
     assert isinstance(error, TopicAuthorizationError)
     assert str(error).startswith("Topic flights: ")
     assert error.topic == "flights"
 
 
 def test_unknown_code_fails_the_record_and_is_named() -> None:
-    error = refused(warm(), 8).error
+    error = refused(warm(), ErrorCode.broker_not_available).error
     assert isinstance(error, BrokerError)
-    assert error.error_code == 8
+    assert error.error_code == ErrorCode.broker_not_available
 
 
 def test_a_corrupt_message_is_sent_again_until_the_delivery_timeout() -> None:
     """Row 23: once → two requests; always → the delivery timeout, with the cause."""
     harness = warm(SHORT)
-    assert refused(harness, 2).error is None
+    assert refused(harness, ErrorCode.corrupt_message).error is None
     assert len(produce_attempts(harness)) == 2
-    delivery = refused(harness, 2, times=None)
+    delivery = refused(harness, ErrorCode.corrupt_message, times=None)
     assert isinstance(delivery.error, KafkaTimeoutError)
     assert CorruptMessageError.sentence in str(delivery.error)
     assert 10_000 <= delivery.settled_ms - delivery.sent_ms <= 11_000
@@ -417,20 +442,20 @@ def test_a_corrupt_message_is_sent_again_until_the_delivery_timeout() -> None:
 def test_too_few_replicas_are_waited_for_until_they_return() -> None:
     """Row 26."""
     harness = warm(SHORT)
-    script = harness.cluster.on(PRODUCE, faults.fail_with(19), times=None)
+    script = harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(NotEnoughReplicasError), times=None)
     delivery = harness.send(b"x")
     harness.run_for(8_000)
     assert not delivery.is_settled
     harness.cluster.scripts.remove(script)
     harness.settle()
     assert delivery.error is None
-    delivery = refused(harness, 19, times=None)
+    delivery = refused(harness, ErrorCode.not_enough_replicas, times=None)
     assert NotEnoughReplicasError.sentence in str(delivery.error)
 
 
 def test_retries_are_limited_by_the_setting() -> None:
     harness = warm({**AT_ONCE, "retries": "2"})
-    delivery = refused(harness, 7, times=None)
+    delivery = refused(harness, ErrorCode.request_timed_out, times=None)
     assert isinstance(delivery.error, RequestTimedOutError)  # what the last attempt met, and not that time is over
     assert "flights-0" in str(delivery.error)
     assert len(produce_attempts(harness)) == 3
@@ -438,7 +463,7 @@ def test_retries_are_limited_by_the_setting() -> None:
 
 def test_a_request_without_an_answer_is_sent_again_after_request_timeout_ms() -> None:
     harness = warm(SHORT)
-    harness.cluster.on(PRODUCE, faults.lose_response())
+    harness.cluster.on(ApiKey.PRODUCE, faults.lose_response())
     delivery = harness.send(b"x")
     harness.settle()
     assert delivery.error is None
@@ -461,7 +486,7 @@ def test_a_request_without_an_answer_is_sent_again_after_request_timeout_ms() ->
 )
 def test_lost_or_garbled_connection_costs_one_retry(fault: faults.Hook) -> None:
     harness = warm(SHORT)
-    harness.cluster.on(PRODUCE, fault)
+    harness.cluster.on(ApiKey.PRODUCE, fault)
     deliveries = [harness.send(b"a"), harness.send(b"b")]
     harness.settle()
     assert [delivery.error for delivery in deliveries] == [None, None]
@@ -483,7 +508,9 @@ def answer_of(change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) ->
 def test_a_partition_left_out_of_an_answer_is_sent_again() -> None:
     """Row 14."""
     harness = warm(topics={TOPIC: 2})
-    harness.cluster.on(PRODUCE, answer_of(lambda partitions: [each for each in partitions if each["index"] == 1]))
+    harness.cluster.on(
+        ApiKey.PRODUCE, answer_of(lambda partitions: [each for each in partitions if each["index"] == 1])
+    )
     deliveries = [harness.send(b"a", partition=0), harness.send(b"b", partition=1)]
     harness.settle()
     assert [delivery.error for delivery in deliveries] == [None, None]
@@ -496,7 +523,7 @@ def test_answer_for_an_unsent_partition_is_logged_and_ignored(
 ) -> None:
     """Row 14."""
     harness = warm(topics={TOPIC: 2})
-    harness.cluster.on(PRODUCE, answer_of(lambda partitions: [*partitions, {**partitions[0], "index": 77}]))
+    harness.cluster.on(ApiKey.PRODUCE, answer_of(lambda partitions: [*partitions, {**partitions[0], "index": 77}]))
     delivery = harness.send(b"a", partition=0)
     harness.settle()
     assert delivery.error is None
@@ -506,8 +533,16 @@ def test_answer_for_an_unsent_partition_is_logged_and_ignored(
 def test_answer_for_many_unsent_partitions_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     """Bug: a broker could write a line of the log for each few bytes that it sent."""
     harness = warm()
-    strange = [{"index": 1_000 + index, "error_code": 7 if index % 2 else 10} for index in range(500)]
-    harness.cluster.on(PRODUCE, answer_of(lambda partitions: [*partitions, *({**partitions[0], **s} for s in strange)]))
+    strange = [
+        {
+            "index": 1_000 + index,
+            "error_code": ErrorCode.request_timed_out if index % 2 else ErrorCode.message_too_large,
+        }
+        for index in range(500)
+    ]
+    harness.cluster.on(
+        ApiKey.PRODUCE, answer_of(lambda partitions: [*partitions, *({**partitions[0], **s} for s in strange)])
+    )
     delivery = harness.send(b"a")
     harness.settle()
     assert delivery.error is None
@@ -518,7 +553,7 @@ def test_answer_for_many_unsent_partitions_is_logged_in_one_line(caplog: pytest.
 
 def test_a_partition_answered_twice_is_settled_once() -> None:
     harness = warm()
-    harness.cluster.on(PRODUCE, answer_of(lambda partitions: partitions * 2))
+    harness.cluster.on(ApiKey.PRODUCE, answer_of(lambda partitions: partitions * 2))
     delivery = harness.send(b"a")
     harness.settle()
     assert len(delivery.calls) == 1
@@ -530,7 +565,7 @@ def test_a_partition_answered_twice_is_settled_once() -> None:
 
 def record_errors(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
     """INVALID_RECORD because of record 1 of each batch."""
-    values = dict(faults.fail_with(87)(cluster, exchange, proceed).values or {})
+    values = dict(faults.fail_with(InvalidRecordError)(cluster, exchange, proceed).values or {})
     for topic in values["responses"]:
         for each in topic["partition_responses"]:
             each["record_errors"] = [
@@ -543,7 +578,7 @@ def record_errors(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> 
 
 def test_errors_of_single_records_reach_their_own_futures() -> None:
     harness = warm({"linger.ms": "20"})
-    harness.cluster.on(PRODUCE, record_errors)
+    harness.cluster.on(ApiKey.PRODUCE, record_errors)
     deliveries = [harness.send(b"%d" % index) for index in range(4)]
     harness.settle()
     errors = [delivery.error for delivery in deliveries]
@@ -567,7 +602,7 @@ def test_a_refused_timestamp_says_what_to_change() -> None:
         return answer
 
     harness = warm({"linger.ms": "20"})
-    harness.cluster.on(PRODUCE, refuse)
+    harness.cluster.on(ApiKey.PRODUCE, refuse)
     deliveries = [harness.send(b"%d" % index) for index in range(4)]
     harness.settle()
     for delivery in deliveries:
@@ -583,7 +618,7 @@ def test_other_records_of_a_refused_batch_get_its_code() -> None:
         return answer
 
     harness = warm({"linger.ms": "20"})
-    harness.cluster.on(PRODUCE, refuse)
+    harness.cluster.on(ApiKey.PRODUCE, refuse)
     deliveries = [harness.send(b"%d" % index) for index in range(4)]
     harness.settle()
     assert [getattr(delivery.error, "error_code", None) for delivery in deliveries] == [89] * 4
@@ -620,7 +655,7 @@ def test_split_does_not_count_as_a_retry() -> None:
     harness = warm({"linger.ms": "50", "retries": "1"})
     harness.cluster.topics[TOPIC].max_message_bytes = 300
     values = [b"%d" % index * 30 for index in range(8)]
-    harness.cluster.on(PRODUCE, faults.fail_with(6), skip=1)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(NotLeaderOrFollowerError), skip=1)
     deliveries = [harness.send(value) for value in values]
     harness.settle()
     assert [delivery.error for delivery in deliveries] == [None] * 8
@@ -696,14 +731,16 @@ def test_rows_of_a_split_batch_are_reported_by_its_parts() -> None:
     assert harness.memory_in_use == 0
 
 
-@pytest.mark.parametrize("error_code", [2, 19], ids=["corrupt", "not enough replicas"])
+@pytest.mark.parametrize(
+    "error_code", [ErrorCode.corrupt_message, ErrorCode.not_enough_replicas], ids=["corrupt", "not enough replicas"]
+)
 def test_too_large_record_of_a_refused_batch_fails_without_others(error_code: int) -> None:
     """Bug: the gap that it left was taken for a sign that the whole batch might be in the log, which a leader that
     refuses it at once does not take.
     """
     harness = warm({"linger.ms": "20"})
     harness.cluster.topics[TOPIC].max_message_bytes = 1_000
-    harness.cluster.on(PRODUCE, faults.fail_with(error_code), times=1)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(error_code), times=1)
     values = [b"%03d" % index + bytes(60) for index in range(6)]
     too_large, *others = [harness.send(value) for value in (bytes(2_000), *values)]
     harness.settle()
@@ -724,7 +761,7 @@ def test_parts_of_a_batch_with_a_lost_answer_are_not_duplicated(splits: int) -> 
         cluster.topics[TOPIC].max_message_bytes = 1_200 >> splits
         return answer
 
-    harness.cluster.on(PRODUCE, append_and_lower_the_limit, times=1)
+    harness.cluster.on(ApiKey.PRODUCE, append_and_lower_the_limit, times=1)
     values = [b"%03d" % index + bytes(60) for index in range(16)]
     deliveries = [harness.send(value) for value in values]
     harness.settle()
@@ -751,8 +788,8 @@ def test_too_large_record_fails_and_later_ones_go_on() -> None:
 
 def test_an_expired_batch_is_not_split() -> None:
     harness = warm(SHORT | {"linger.ms": "1"})
-    refuse = faults.fail_with(10)
-    harness.cluster.on(PRODUCE, lambda *call: dataclasses.replace(refuse(*call), delay_ms=2_500), times=None)
+    refuse = faults.fail_with(RecordTooLargeError)
+    harness.cluster.on(ApiKey.PRODUCE, lambda *call: dataclasses.replace(refuse(*call), delay_ms=2_500), times=None)
     first, second = harness.send(b"a"), harness.send(b"b")
     harness.clock.advance(8_000)
     harness.settle()
@@ -801,7 +838,8 @@ def test_expiry_with_an_unreachable_broker_names_it() -> None:
 
 def test_expiry_in_flight_under_a_quota_names_the_throttle() -> None:
     harness = warm({**SHORT, "max.in.flight.requests.per.connection": "5"})
-    harness.cluster.on(PRODUCE, faults.lose_response(), skip=1)  # a throttled client's second request is not read
+    # The broker does not read the second request of a throttled client.
+    harness.cluster.on(ApiKey.PRODUCE, faults.lose_response(), skip=1)
     first = harness.send(b"a")
     harness.cluster.throttle_ms = 12_000
     harness.turn()
@@ -908,7 +946,7 @@ def test_answer_after_the_expiry_only_frees_the_memory() -> None:
 
 def test_a_fatal_error_fails_everything_pending_with_its_cause() -> None:
     harness = warm({**AT_ONCE, "batch.size": "1"})
-    harness.cluster.on(PRODUCE, faults.fail_with(31))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(ClusterAuthorizationError))
     deliveries = [harness.send(b"%d" % index) for index in range(8)]
     harness.settle()
     assert all(isinstance(delivery.error, ClusterAuthorizationError) for delivery in deliveries)
@@ -922,9 +960,9 @@ def test_a_fatal_error_fails_everything_pending_with_its_cause() -> None:
 
 def test_batches_in_flight_at_a_fatal_error_are_not_retried() -> None:
     harness = warm({**AT_ONCE, "batch.size": "1"})
-    harness.cluster.on(PRODUCE, faults.fail_with(31))
-    slow = faults.fail_with(7)
-    harness.cluster.on(PRODUCE, lambda *call: dataclasses.replace(slow(*call), delay_ms=50), times=None)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(ClusterAuthorizationError))
+    slow = faults.fail_with(RequestTimedOutError)
+    harness.cluster.on(ApiKey.PRODUCE, lambda *call: dataclasses.replace(slow(*call), delay_ms=50), times=None)
     deliveries = [harness.send(b"%d" % index) for index in range(3)]
     harness.settle()
     harness.run_for(500)
@@ -935,7 +973,7 @@ def test_batches_in_flight_at_a_fatal_error_are_not_retried() -> None:
 
 
 def test_broker_too_old_for_idempotence_is_fatal_and_named() -> None:
-    old = {key: ranges for key, ranges in KAFKA_2_1.items() if key != INIT_PRODUCER_ID}
+    old = {key: ranges for key, ranges in KAFKA_2_1.items() if key != ApiKey.INIT_PRODUCER_ID}
     harness = ProducerHarness(AT_ONCE, cluster=ScriptedCluster(versions=old))
     delivery = harness.send(b"x")
     harness.settle()
@@ -946,7 +984,7 @@ def test_broker_too_old_for_idempotence_is_fatal_and_named() -> None:
 @pytest.mark.parametrize("is_idempotent", [True, False])
 def test_a_version_that_the_broker_lacks_fails_the_records(is_idempotent: bool) -> None:
     settings = {**AT_ONCE, "compression.type": "zstd", "enable.idempotence": str(is_idempotent).lower()}
-    old = {**KAFKA_2_1, PRODUCE: (0, 6)}
+    old = {**KAFKA_2_1, ApiKey.PRODUCE: (0, 6)}
     harness = ProducerHarness(settings, cluster=ScriptedCluster(versions=old))
     delivery = harness.send(b"x")
     harness.settle()
@@ -1022,7 +1060,7 @@ def test_callbacks_run_in_order_within_a_partition() -> None:
     order: list[int] = []
     for index in range(20):
         harness.producer.send(TOPIC, b"v", on_completion=lambda metadata, error, index=index: order.append(index))
-    harness.cluster.on(PRODUCE, faults.close_after(), skip=1)
+    harness.cluster.on(ApiKey.PRODUCE, faults.close_after(), skip=1)
     harness.run_until(lambda: len(order) == 20)
     assert order == list(range(20))
 
@@ -1063,8 +1101,8 @@ def test_throttled_node_gets_no_request_meanwhile() -> None:
 def test_waiting_for_metadata_of_throttling_brokers_retries_no_batch() -> None:
     """Without idempotence they would be doubled."""
     harness = warm({**SHORT, "acks": "1"})
-    harness.cluster.on(PRODUCE, faults.change(lambda values: {**values, "throttle_time": 1_000}))
-    harness.cluster.on(PRODUCE, faults.delay(500))
+    harness.cluster.on(ApiKey.PRODUCE, faults.change(lambda values: {**values, "throttle_time": 1_000}))
+    harness.cluster.on(ApiKey.PRODUCE, faults.delay(500))
     deliveries = [harness.send(b"a")]
     harness.turn(0)
     deliveries.append(harness.send(b"b"))
@@ -1185,10 +1223,10 @@ def test_with_one_in_flight_an_expired_batch_holds_its_partition() -> None:
     ordered = {"enable.idempotence": "false", "max.in.flight.requests.per.connection": "1", "batch.size": "1"}
     times = {"delivery.timeout.ms": "3000", "request.timeout.ms": "2900", "linger.ms": "0", "retry.backoff.ms": "1000"}
     harness = warm({**ordered, **times}, node_count=2)
-    harness.cluster.on(PRODUCE, faults.fail_with(7))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(RequestTimedOutError))
     first = harness.send(b"first", partition=0)
     harness.run_for(500)
-    harness.cluster.on(PRODUCE, faults.delay(2_800))
+    harness.cluster.on(ApiKey.PRODUCE, faults.delay(2_800))
     harness.run_for(1_000)  # sent again: answered after it has expired
     assert len(produce_attempts(harness)) == 2
     harness.cluster.move_leader(TOPIC, 0, 1)

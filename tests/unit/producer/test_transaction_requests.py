@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from kio.index import load_response_schema
+from kio.schema.errors import ErrorCode
 from support.fake_clock import FakeClock
 from support.scripted_broker.responses import _build
 
@@ -37,6 +38,7 @@ from spark_kafka_sink.producer.transaction_requests import (
     action_for,
 )
 from spark_kafka_sink.protocol.metadata import GROUP, TRANSACTION
+from spark_kafka_sink.protocol.versions import ApiKey
 
 PRODUCER = ProducerIdAndEpoch(1000, 3)
 OPEN = OpenTransaction("t", *PRODUCER, 2)
@@ -44,7 +46,6 @@ V1 = OpenTransaction("id", *PRODUCER, 1)
 RESULT = OperationResult("any")
 PLACE = TopicPartition("t", 0)
 PLACES = [TopicPartition("b", 1), TopicPartition("a", 2), TopicPartition("b", 0)]
-LOADING, NOT_COORDINATOR, CONCURRENT = 14, 16, 51
 
 
 # ---- one operation at a time, and its outcome kept until its caller hears it -----------------------------------------
@@ -176,10 +177,50 @@ def done(_: object) -> None:
 @pytest.mark.parametrize(
     ("action", "error_codes"),
     [
-        (Action.RETRY, [12345, -1, 3, 7, 14, 51, 55]),
-        (Action.FIND_COORDINATOR, [15, 16]),
-        (Action.ABORT, [12, 22, 25, 28, 29, 30, 49, 59, 82, 120]),
-        (Action.FAIL, [10, 24, 31, 35, 42, 47, 48, 50, 52, 53, 90]),
+        (
+            Action.RETRY,
+            [
+                12345,
+                ErrorCode.unknown_server_error,
+                ErrorCode.unknown_topic_or_partition,
+                ErrorCode.request_timed_out,
+                ErrorCode.coordinator_load_in_progress,
+                ErrorCode.concurrent_transactions,
+                ErrorCode.operation_not_attempted,
+            ],
+        ),
+        (Action.FIND_COORDINATOR, [ErrorCode.coordinator_not_available, ErrorCode.not_coordinator]),
+        (
+            Action.ABORT,
+            [
+                ErrorCode.offset_metadata_too_large,
+                ErrorCode.illegal_generation,
+                ErrorCode.unknown_member_id,
+                ErrorCode.invalid_commit_offset_size,
+                ErrorCode.topic_authorization_failed,
+                ErrorCode.group_authorization_failed,
+                ErrorCode.invalid_producer_id_mapping,
+                ErrorCode.unknown_producer_id,
+                ErrorCode.fenced_instance_id,
+                ErrorCode.transaction_abortable,
+            ],
+        ),
+        (
+            Action.FAIL,
+            [
+                ErrorCode.message_too_large,
+                ErrorCode.invalid_group_id,
+                ErrorCode.cluster_authorization_failed,
+                ErrorCode.unsupported_version,
+                ErrorCode.invalid_request,
+                ErrorCode.invalid_producer_epoch,
+                ErrorCode.invalid_txn_state,
+                ErrorCode.invalid_transaction_timeout,
+                ErrorCode.transaction_coordinator_fenced,
+                ErrorCode.transactional_id_authorization_failed,
+                ErrorCode.producer_fenced,
+            ],
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, Action) else "",
 )
@@ -193,7 +234,11 @@ def test_most_severe_action_counts() -> None:
 
 @pytest.mark.parametrize(
     ("error_code", "error_class"),
-    [(29, TopicAuthorizationError), (30, GroupAuthorizationError), (53, TransactionalIdAuthorizationError)],
+    [
+        (ErrorCode.topic_authorization_failed, TopicAuthorizationError),
+        (ErrorCode.group_authorization_failed, GroupAuthorizationError),
+        (ErrorCode.transactional_id_authorization_failed, TransactionalIdAuthorizationError),
+    ],
 )
 def test_refusal_has_its_place_and_the_brokers_text(error_code: int, error_class: type[Exception]) -> None:
     plain, told = (Refusal(error_code, "place", text).error("EndTxn", "1") for text in (None, "ask Ada"))
@@ -205,7 +250,10 @@ def test_refusal_has_its_place_and_the_brokers_text(error_code: int, error_class
 
 
 def test_a_code_without_a_class_keeps_its_number() -> None:
-    assert Refusal(89, "place").error("EndTxn", "1").error_code == 89
+    assert (
+        Refusal(ErrorCode.throttling_quota_exceeded, "place").error("EndTxn", "1").error_code
+        == ErrorCode.throttling_quota_exceeded
+    )
 
 
 def test_unknown_code_is_named_with_request_and_node() -> None:
@@ -256,15 +304,25 @@ def test_coordinator_is_found_or_the_reason_given(version: int) -> None:
     def said(error_code: int, key: str = "t", text: str | None = None) -> list[Refusal]:
         values = {"error_code": error_code, "error_message": text, "node_id": 2, "host": "h", "port": 9}
         body = {"coordinators": [{"key": key, **values}]} if version >= 4 else values
-        return list(request.refusals(answer(10, version, body)))
+        return list(request.refusals(answer(ApiKey.FIND_COORDINATOR, version, body)))
 
     assert said(0) == []
-    assert said(53, text="ask Ada") == [Refusal(53, "transactional.id t", "ask Ada")]
+    assert said(ErrorCode.transactional_id_authorization_failed, text="ask Ada") == [
+        Refusal(ErrorCode.transactional_id_authorization_failed, "transactional.id t", "ask Ada")
+    ]
     if version >= 4:
-        assert said(0, key="other") == [Refusal(15, "transactional.id t")]
+        assert said(0, key="other") == [Refusal(ErrorCode.coordinator_not_available, "transactional.id t")]
     group = requests.find_coordinator(GROUP, "g", done, RESULT)
-    body = {"error_code": 30, "error_message": None, "node_id": 2, "host": "h", "port": 9}
-    assert list(group.refusals(answer(10, 3, body))) == [Refusal(30, "group g")]
+    body = {
+        "error_code": ErrorCode.group_authorization_failed,
+        "error_message": None,
+        "node_id": 2,
+        "host": "h",
+        "port": 9,
+    }
+    assert list(group.refusals(answer(ApiKey.FIND_COORDINATOR, 3, body))) == [
+        Refusal(ErrorCode.group_authorization_failed, "group g")
+    ]
 
 
 def test_request_for_a_producer_id_has_the_present_one() -> None:
@@ -272,9 +330,11 @@ def test_request_for_a_producer_id_has_the_present_one() -> None:
     built = request.request.build(4)
     assert (built.transactional_id, built.producer_id, built.producer_epoch) == ("t", 1000, 3)
     assert built.transaction_timeout.total_seconds() == 12
-    values = {"error_code": 90, "producer_id": -1, "producer_epoch": -1}
-    assert list(request.refusals(answer(22, 4, values))) == [Refusal(90, "transactional.id t")]
-    assert list(request.refusals(answer(22, 4, values | {"error_code": 0}))) == []
+    values = {"error_code": ErrorCode.producer_fenced, "producer_id": -1, "producer_epoch": -1}
+    assert list(request.refusals(answer(ApiKey.INIT_PRODUCER_ID, 4, values))) == [
+        Refusal(ErrorCode.producer_fenced, "transactional.id t")
+    ]
+    assert list(request.refusals(answer(ApiKey.INIT_PRODUCER_ID, 4, values | {"error_code": 0}))) == []
 
 
 def test_partitions_are_added_by_topic_and_refused_one_by_one() -> None:
@@ -283,20 +343,28 @@ def test_partitions_are_added_by_topic_and_refused_one_by_one() -> None:
     named = [(topic.name, topic.partitions) for topic in built.v3_and_below_topics]
     assert named == [("a", (2,)), ("b", (0, 1))]
     assert (built.v3_and_below_producer_id, built.v3_and_below_producer_epoch) == PRODUCER
-    results = [{"partition_index": index, "partition_error_code": code} for index, code in [(0, 29), (1, 55), (2, 0)]]
+    codes = [ErrorCode.topic_authorization_failed, ErrorCode.operation_not_attempted, 0]
+    results = [{"partition_index": index, "partition_error_code": code} for index, code in enumerate(codes)]
     others = [{"partition_index": 2, "partition_error_code": 0}]
     topics = [{"name": "b", "results_by_partition": results}, {"name": "a", "results_by_partition": others}]
-    body = answer(24, 3, {"results_by_topic_v3_and_below": topics})
-    assert list(request.refusals(body)) == [Refusal(29, "b-0"), Refusal(55, "b-1")]
-    body = answer(24, 3, {"results_by_topic_v3_and_below": topics[:1]})
-    assert list(request.refusals(body))[2:] == [Refusal(15, "a-2", "The answer does not mention it.")]
+    body = answer(ApiKey.ADD_PARTITIONS_TO_TXN, 3, {"results_by_topic_v3_and_below": topics})
+    assert list(request.refusals(body)) == [
+        Refusal(ErrorCode.topic_authorization_failed, "b-0"),
+        Refusal(ErrorCode.operation_not_attempted, "b-1"),
+    ]
+    body = answer(ApiKey.ADD_PARTITIONS_TO_TXN, 3, {"results_by_topic_v3_and_below": topics[:1]})
+    assert list(request.refusals(body))[2:] == [
+        Refusal(ErrorCode.coordinator_not_available, "a-2", "The answer does not mention it.")
+    ]
 
 
 def test_a_group_is_added_and_refused_by_its_name() -> None:
     request = requests.add_offsets(OPEN, "g", done, RESULT)
     built = request.request.build(3)
     assert (built.transactional_id, built.producer_id, built.producer_epoch, built.group_id) == ("t", 1000, 3, "g")
-    assert list(request.refusals(answer(25, 3, {"error_code": 30}))) == [Refusal(30, "group g")]
+    assert list(
+        request.refusals(answer(ApiKey.ADD_OFFSETS_TO_TXN, 3, {"error_code": ErrorCode.group_authorization_failed}))
+    ) == [Refusal(ErrorCode.group_authorization_failed, "group g")]
 
 
 def test_offsets_go_with_their_texts_and_their_member() -> None:
@@ -312,20 +380,25 @@ def test_offsets_go_with_their_texts_and_their_member() -> None:
     }
     assert found == {("b", 1): (7, "rows=10"), ("b", 0): (8, None), ("a", 2): (9, "")}
     assert (built.group_id, built.generation_id, built.member_id, built.group_instance_id) == group
-    partitions = [{"partition_index": 0, "error_code": 0}, {"partition_index": 1, "error_code": 22}]
+    partitions = [
+        {"partition_index": 0, "error_code": 0},
+        {"partition_index": 1, "error_code": ErrorCode.illegal_generation},
+    ]
     others = [{"partition_index": 2, "error_code": 0}]
     topics = [{"name": "b", "partitions": partitions}, {"name": "a", "partitions": others}]
-    assert list(request.refusals(answer(28, 4, {"topics": topics}))) == [Refusal(22, "group g, b-1")]
-    refusals = list(request.refusals(answer(28, 4, {"topics": topics[:1]})))
-    assert refusals[1:] == [Refusal(15, "a-2", "The answer does not mention it.")]
+    assert list(request.refusals(answer(ApiKey.TXN_OFFSET_COMMIT, 4, {"topics": topics}))) == [
+        Refusal(ErrorCode.illegal_generation, "group g, b-1")
+    ]
+    refusals = list(request.refusals(answer(ApiKey.TXN_OFFSET_COMMIT, 4, {"topics": topics[:1]})))
+    assert refusals[1:] == [Refusal(ErrorCode.coordinator_not_available, "a-2", "The answer does not mention it.")]
     assert requests.txn_offset_commit(OPEN, group, offsets, RESULT).request.latest_version == 5
 
 
 def test_an_offset_that_is_refused_names_the_right_that_it_takes() -> None:
     """Not for records, because the sentence of the error is about them."""
     request = requests.txn_offset_commit(OPEN, GroupMetadata("g"), {PLACES[0]: (7, None)}, RESULT)
-    topics = [{"name": "b", "partitions": [{"partition_index": 1, "error_code": 29}]}]
-    (refusal,) = request.refusals(answer(28, 4, {"topics": topics}))
+    topics = [{"name": "b", "partitions": [{"partition_index": 1, "error_code": ErrorCode.topic_authorization_failed}]}]
+    (refusal,) = request.refusals(answer(ApiKey.TXN_OFFSET_COMMIT, 4, {"topics": topics}))
     assert isinstance(refusal.error("TxnOffsetCommit", "1"), TopicAuthorizationError)
     assert "group g, b-1: " in str(refusal.error("TxnOffsetCommit", "1"))
     assert "grant READ on it" in str(refusal.error("TxnOffsetCommit", "1"))
@@ -341,7 +414,9 @@ def test_end_has_its_outcome_and_the_version_of_its_transaction(
     built = request.request.build(latest)
     assert (built.transactional_id, built.producer_id, built.producer_epoch) == ("t", 1000, 3)
     assert built.committed is committed
-    assert list(request.refusals(answer(26, 4, {"error_code": 48}))) == [Refusal(48, "transactional.id t")]
+    assert list(request.refusals(answer(ApiKey.END_TXN, 4, {"error_code": ErrorCode.invalid_txn_state}))) == [
+        Refusal(ErrorCode.invalid_txn_state, "transactional.id t")
+    ]
 
 
 # ---- which request goes next, where to, and when again ---------------------------------------------------------------
@@ -372,7 +447,7 @@ def queue() -> TransactionQueue:
 
 def found(node_id: int) -> Any:
     values = {"error_code": 0, "error_message": None, "node_id": node_id, "host": f"host-{node_id}", "port": 9092}
-    return _build(load_response_schema(10, 3), values)
+    return _build(load_response_schema(ApiKey.FIND_COORDINATOR, 3), values)
 
 
 def test_requests_go_by_priority_and_in_their_order(queue: TransactionQueue) -> None:
@@ -440,7 +515,7 @@ def test_a_request_waits_longer_each_time(queue: TransactionQueue) -> None:
     request = add()
     waits = []
     for _ in range(6):
-        queue.again(request, LOADING, 1_000)
+        queue.again(request, ErrorCode.coordinator_load_in_progress, 1_000)
         waits.append(request.not_before_ms - 1_000)
         assert queue.delay_ms(1_000) == waits[-1]
         assert queue.take(request)
@@ -452,7 +527,7 @@ def test_previous_transaction_is_waited_for_in_short_steps(queue: TransactionQue
     request = add()
     waits = []
     for _ in range(8):
-        queue.again(request, CONCURRENT, 0)
+        queue.again(request, ErrorCode.concurrent_transactions, 0)
         waits.append(request.not_before_ms)
     assert waits == [20, 40, 80, 160, 320, 640, 1_000, 1_000]
 
@@ -478,7 +553,7 @@ def test_delay_is_that_of_the_earliest_request(queue: TransactionQueue) -> None:
 def test_abort_keeps_only_requests_that_may_have_begun_the_transaction(queue: TransactionQueue) -> None:
     sent, unsent, offsets, ending, finding = add(), add(), commit_offsets(), end(), lookup()
     for request in (sent, offsets, ending, finding):
-        queue.again(request, NOT_COORDINATOR, 0)
+        queue.again(request, ErrorCode.not_coordinator, 0)
     queue.add(unsent)
     queue.clear_for_abort()
     assert [request in queue for request in (sent, unsent, offsets, ending, finding)] == [True] + [False] * 4

@@ -19,24 +19,19 @@ import pytest
 from support.producer_harness import TOPIC
 from support.scripted_broker import faults
 from support.scripted_broker.batches import check_batch
-from support.transaction_harness import (
-    ADD_OFFSETS,
-    ADD_PARTITIONS,
-    END_TXN,
-    FIND_COORDINATOR,
-    GROUP,
-    ID,
-    INIT_PRODUCER_ID,
-    PLACE,
-    PRODUCE,
-    TXN_OFFSET_COMMIT,
-    TransactionHarness,
-)
+from support.transaction_harness import GROUP, ID, PLACE, TransactionHarness
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
+from spark_kafka_sink.common.errors import (
+    CoordinatorLoadInProgressError,
+    IllegalStateError,
+    InvalidRecordError,
+    KafkaError,
+    KafkaTimeoutError,
+)
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata
 from spark_kafka_sink.producer.transactions import State
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
 
 both_versions = pytest.mark.parametrize("version", [1, 2])
@@ -52,12 +47,19 @@ def test_version_1_adds_partitions_before_records_and_groups_before_offsets() ->
     harness.settle()
     harness.producer.send_offsets_to_transaction({PLACE: (7, "rows=1")}, GROUP)
     harness.producer.commit_transaction()
-    calls = [ADD_PARTITIONS, PRODUCE, ADD_OFFSETS, FIND_COORDINATOR, TXN_OFFSET_COMMIT, END_TXN]
+    calls = [
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        ApiKey.PRODUCE,
+        ApiKey.ADD_OFFSETS_TO_TXN,
+        ApiKey.FIND_COORDINATOR,
+        ApiKey.TXN_OFFSET_COMMIT,
+        ApiKey.END_TXN,
+    ]
     assert harness.calls() == calls
     versions = {exchange.api_key: exchange.version for exchange in harness.cluster.requests}
-    assert versions[PRODUCE] <= 11
-    assert versions[TXN_OFFSET_COMMIT] <= 4
-    assert versions[END_TXN] <= 4
+    assert versions[ApiKey.PRODUCE] <= 11
+    assert versions[ApiKey.TXN_OFFSET_COMMIT] <= 4
+    assert versions[ApiKey.END_TXN] <= 4
     assert harness.committed() == [b"a"]
     assert harness.offsets() == {(TOPIC, 0): (7, "rows=1", -1)}
 
@@ -68,10 +70,10 @@ def test_version_2_leaves_adding_to_the_brokers() -> None:
     harness.settle()
     harness.producer.send_offsets_to_transaction({PLACE: (7, None)}, GroupMetadata(GROUP))
     harness.producer.commit_transaction()
-    assert harness.calls() == [PRODUCE, FIND_COORDINATOR, TXN_OFFSET_COMMIT, END_TXN]
+    assert harness.calls() == [ApiKey.PRODUCE, ApiKey.FIND_COORDINATOR, ApiKey.TXN_OFFSET_COMMIT, ApiKey.END_TXN]
     versions = {exchange.api_key: exchange.version for exchange in harness.cluster.requests}
-    assert versions[PRODUCE] >= 12
-    assert versions[TXN_OFFSET_COMMIT] == versions[END_TXN] == 5
+    assert versions[ApiKey.PRODUCE] >= 12
+    assert versions[ApiKey.TXN_OFFSET_COMMIT] == versions[ApiKey.END_TXN] == 5
     assert harness.committed() == [b"a"]
     assert harness.offsets() == {(TOPIC, 0): (7, None, -1)}
 
@@ -96,7 +98,7 @@ def test_under_version_2_every_transaction_has_an_epoch_and_begins_at_sequence_0
     harness.commit(b"e")
     assert harness.committed() == [b"a", b"b", b"c", b"d", b"e"]
     assert [each for each in harness.stored() if each[0] != 2] == [(0, 0), (0, 1), (1, 0), (1, 1), (3, 0)]
-    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == 1
+    assert len(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) == 1
 
 
 @both_versions
@@ -108,7 +110,7 @@ def test_every_request_carries_one_producer_id_and_its_transactional_id(version:
         for partition in (0, 1):
             harness.send(b"%d" % number, partition=partition)
         harness.producer.commit_transaction()
-    produced = [exchange.request for exchange in harness.cluster.requests_of(PRODUCE)]
+    produced = [exchange.request for exchange in harness.cluster.requests_of(ApiKey.PRODUCE)]
     headers = [
         [check_batch(bytes(data.records)) for topic in request.topic_data for data in topic.partition_data]
         for request in produced
@@ -126,7 +128,7 @@ def test_partitions_of_a_transaction_are_added_once(version: int) -> None:
         harness.send(b"v", partition=partition)
         harness.settle()
     harness.producer.commit_transaction()
-    asked = harness.cluster.requests_of(ADD_PARTITIONS)
+    asked = harness.cluster.requests_of(ApiKey.ADD_PARTITIONS_TO_TXN)
     assert len(asked) == (2 if version == 1 else 0)
     assert harness.committed(0) == harness.committed(1) == [b"v", b"v"]
 
@@ -148,13 +150,13 @@ def test_columns_belong_to_the_transaction_too(version: int) -> None:
 @both_versions
 def test_a_commit_sends_what_lingers_and_waits_for_it(version: int) -> None:
     harness = TransactionHarness(version, {"linger.ms": "60000", "delivery.timeout.ms": "120000"}).started()
-    harness.cluster.on(PRODUCE, faults.delay(700))
+    harness.cluster.on(ApiKey.PRODUCE, faults.delay(700))
     delivery = harness.send(b"a", partition=0)
     began_ms = harness.now_ms
     harness.producer.commit_transaction()
     assert delivery.error is None
     assert 700 <= harness.now_ms - began_ms < 1_500
-    assert harness.calls()[-2:] == [PRODUCE, END_TXN]
+    assert harness.calls()[-2:] == [ApiKey.PRODUCE, ApiKey.END_TXN]
     assert harness.committed() == [b"a"]
 
 
@@ -217,12 +219,12 @@ def test_the_version_is_latched_for_a_transaction_and_changes_with_the_next() ->
     levels["transaction.version"] = 2
     harness.cluster.requests.clear()
     harness.producer.commit_transaction()
-    assert [exchange.version for exchange in harness.cluster.requests_of(END_TXN)] == [4]
-    assert len(harness.cluster.requests_of(ADD_PARTITIONS)) == 1
+    assert [exchange.version for exchange in harness.cluster.requests_of(ApiKey.END_TXN)] == [4]
+    assert len(harness.cluster.requests_of(ApiKey.ADD_PARTITIONS_TO_TXN)) == 1
     harness.cluster.requests.clear()
     harness.commit(b"c")
-    assert harness.calls() == [PRODUCE, END_TXN]
-    assert [exchange.version for exchange in harness.cluster.requests_of(END_TXN)] == [5]
+    assert harness.calls() == [ApiKey.PRODUCE, ApiKey.END_TXN]
+    assert [exchange.version for exchange in harness.cluster.requests_of(ApiKey.END_TXN)] == [5]
     harness.commit(b"d")
     assert harness.committed() == [b"a", b"b", b"c", b"d"]
     assert harness.stored()[-1] == (1, 0)
@@ -309,7 +311,7 @@ def test_a_callback_cannot_end_a_transaction(version: int) -> None:
 @pytest.mark.parametrize("has_ended", [True, False])
 def test_repeated_commit_after_a_timeout_gets_the_outcome(version: int, has_ended: bool) -> None:
     harness = TransactionHarness(version).started()
-    harness.cluster.on(END_TXN, faults.delay(7_000))
+    harness.cluster.on(ApiKey.END_TXN, faults.delay(7_000))
     harness.send(b"a", partition=0)
     began_ms = harness.now_ms
     with pytest.raises(KafkaTimeoutError, match=rf"commit_transaction of transactional\.id {ID} .*max\.block\.ms=5000"):
@@ -322,7 +324,7 @@ def test_repeated_commit_after_a_timeout_gets_the_outcome(version: int, has_ende
         with pytest.raises(IllegalStateError, match="outcome of commit_transaction is open"):
             call()
     harness.producer.commit_transaction()
-    assert len(harness.cluster.requests_of(END_TXN)) == 1
+    assert len(harness.cluster.requests_of(ApiKey.END_TXN)) == 1
     with pytest.raises(IllegalStateError):
         harness.producer.commit_transaction()
     harness.commit(b"b")
@@ -332,7 +334,7 @@ def test_repeated_commit_after_a_timeout_gets_the_outcome(version: int, has_ende
 @both_versions
 def test_timeout_has_the_last_answer(version: int) -> None:
     harness = TransactionHarness(version)
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(14), times=None)
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(CoordinatorLoadInProgressError), times=None)
     with pytest.raises(KafkaTimeoutError, match=rf"init_transactions of .* last answer was: transactional\.id {ID}: "):
         harness.producer.init_transactions()
     harness.cluster.scripts.clear()
@@ -388,7 +390,7 @@ def test_end_succeeds_if_the_producer_closes_before_the_next_epoch(committed: bo
     harness = TransactionHarness(1).started()
     harness.send(b"a", partition=0)
     harness.settle()
-    harness.cluster.on(END_TXN, faults.close_after())
+    harness.cluster.on(ApiKey.END_TXN, faults.close_after())
     result = harness.manager.begin_commit() if committed else harness.manager.begin_abort()
     if is_forced:
         harness.run_until(lambda: harness.state is State.INITIALIZING)
@@ -404,7 +406,7 @@ def test_close_aborts_a_transaction_with_a_failed_commit(version: int) -> None:
     harness = TransactionHarness(version).started()
     harness.send(b"a", partition=0)
     harness.settle()
-    harness.cluster.on(PRODUCE, faults.fail_with(87))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(InvalidRecordError))
     harness.send(b"refused", partition=0)
     harness.manager.begin_commit()
     harness.close()

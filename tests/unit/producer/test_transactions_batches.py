@@ -6,19 +6,15 @@ import pickle
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.producer_harness import TOPIC, Delivery
 from support.scripted_broker import faults
-from support.transaction_harness import (
-    ADD_PARTITIONS,
-    END_TXN,
-    INIT_PRODUCER_ID,
-    PRODUCE,
-    TransactionHarness,
-)
+from support.transaction_harness import TransactionHarness
 from support.transaction_steps import SHORT, SMALL, aborted_and_next_works, both_versions, warm
 
 from spark_kafka_sink.common.errors import (
     ClusterAuthorizationError,
+    CoordinatorLoadInProgressError,
     InvalidPidMappingError,
     InvalidProducerEpochError,
     InvalidTxnStateError,
@@ -27,6 +23,7 @@ from spark_kafka_sink.common.errors import (
     OutOfOrderSequenceError,
     ProducerFencedError,
     RecordTooLargeError,
+    RequestTimedOutError,
     SaslAuthenticationError,
     TopicAuthorizationError,
     TransactionAbortableError,
@@ -35,6 +32,7 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.producer.transactions import State
+from spark_kafka_sink.protocol.versions import ApiKey
 
 
 def send_all(harness: TransactionHarness, count: int) -> list[Delivery]:
@@ -45,20 +43,20 @@ def send_all(harness: TransactionHarness, count: int) -> list[Delivery]:
 @pytest.mark.parametrize(
     ("error_code", "error_class"),
     [
-        (29, TopicAuthorizationError),
-        (45, OutOfOrderSequenceError),
-        (47, InvalidProducerEpochError),
-        (48, InvalidTxnStateError),
-        (59, UnknownProducerIdError),
-        (120, TransactionAbortableError),
-        (87, KafkaError),
-        (18, KafkaError),
-        (-1, KafkaError),
+        (ErrorCode.topic_authorization_failed, TopicAuthorizationError),
+        (ErrorCode.out_of_order_sequence_number, OutOfOrderSequenceError),
+        (ErrorCode.invalid_producer_epoch, InvalidProducerEpochError),
+        (ErrorCode.invalid_txn_state, InvalidTxnStateError),
+        (ErrorCode.unknown_producer_id, UnknownProducerIdError),
+        (ErrorCode.transaction_abortable, TransactionAbortableError),
+        (ErrorCode.invalid_record, KafkaError),
+        (ErrorCode.record_list_too_large, KafkaError),
+        (ErrorCode.unknown_server_error, KafkaError),
     ],
 )
 def test_failed_batch_costs_only_its_transaction(version: int, error_code: int, error_class: type[KafkaError]) -> None:
     harness = warm(version)
-    harness.cluster.on(PRODUCE, faults.fail_with(error_code))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(error_code))
     refused = harness.send(b"refused", partition=0)
     harness.settle()
     assert isinstance(refused.error, error_class)
@@ -77,27 +75,36 @@ def test_removed_log_head_costs_the_transaction_without_a_retry(version: int) ->
     def head_is_gone(values: dict[str, Any]) -> dict[str, Any]:
         for topic in values["responses"]:
             for each in topic["partition_responses"]:
-                each |= {"error_code": 59, "base_offset": -1, "log_start_offset": 1_010}
+                each |= {"error_code": ErrorCode.unknown_producer_id, "base_offset": -1, "log_start_offset": 1_010}
         return values
 
     harness = warm(version)
     harness.cluster.requests.clear()
-    harness.cluster.on(PRODUCE, faults.change(head_is_gone))
+    harness.cluster.on(ApiKey.PRODUCE, faults.change(head_is_gone))
     refused = harness.send(b"refused", partition=0)
     harness.settle()
     assert isinstance(refused.error, UnknownProducerIdError)
-    assert len(harness.cluster.requests_of(PRODUCE)) == 1
+    assert len(harness.cluster.requests_of(ApiKey.PRODUCE)) == 1
     aborted_and_next_works(harness)
 
 
 @both_versions
-@pytest.mark.parametrize(("error_code", "is_fatal"), [(48, False), (29, False), (49, True), (53, True), (90, True)])
+@pytest.mark.parametrize(
+    ("error_code", "is_fatal"),
+    [
+        (ErrorCode.invalid_txn_state, False),
+        (ErrorCode.topic_authorization_failed, False),
+        (ErrorCode.invalid_producer_id_mapping, True),
+        (ErrorCode.transactional_id_authorization_failed, True),
+        (ErrorCode.producer_fenced, True),
+    ],
+)
 def test_an_error_says_whether_the_producer_can_go_on(version: int, error_code: int, is_fatal: bool) -> None:
     """Bug: its class said so alone. Who aborts and tries again unless `fatal` gave up after INVALID_TXN_STATE from
     a leader, and tried for ever after INVALID_PRODUCER_ID_MAPPING.
     """
     harness = warm(version)
-    harness.cluster.on(PRODUCE, faults.fail_with(error_code))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(error_code))
     refused = harness.send(b"refused", partition=0)
     harness.settle()
     assert harness.producer.has_failed is is_fatal
@@ -112,48 +119,48 @@ def test_an_error_says_whether_the_producer_can_go_on(version: int, error_code: 
 def test_under_version_1_an_abort_after_a_failed_batch_takes_another_epoch(version: int, asked: int) -> None:
     harness = warm(version)
     before = harness.manager.identity.producer
-    harness.cluster.on(PRODUCE, faults.fail_with(29))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError))
     harness.send(b"refused", partition=0)
     harness.settle()
     harness.producer.abort_transaction()
-    requests = [exchange.request for exchange in harness.cluster.requests_of(INIT_PRODUCER_ID)]
+    requests = [exchange.request for exchange in harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)]
     assert [(each.producer_id, each.producer_epoch) for each in requests] == [before] * asked
     assert harness.manager.identity.producer == (before.producer_id, before.epoch + 1)
     harness.commit(b"next")
     assert harness.stored()[-1] == (before.epoch + 1, 0)
-    assert len(harness.cluster.requests_of(INIT_PRODUCER_ID)) == asked
+    assert len(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) == asked
 
 
 @both_versions
 def test_first_error_is_raised(version: int) -> None:
     harness = warm(version)
-    harness.cluster.on(PRODUCE, faults.fail_with(29))
-    harness.cluster.on(PRODUCE, faults.fail_with(120))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TransactionAbortableError))
     first, second = send_all(harness, 2)
     harness.settle()
     assert isinstance(first.error, TopicAuthorizationError)
     assert isinstance(second.error, TransactionAbortableError)
     with pytest.raises(TopicAuthorizationError) as caught:
         harness.producer.commit_transaction()
-    assert caught.value.error_code == 29
+    assert caught.value.error_code == ErrorCode.topic_authorization_failed
 
 
 @both_versions
 @pytest.mark.parametrize(
     ("error_code", "error_class"),
     [
-        (31, ClusterAuthorizationError),
-        (49, InvalidPidMappingError),
-        (53, TransactionalIdAuthorizationError),
-        (58, SaslAuthenticationError),
-        (90, ProducerFencedError),
+        (ErrorCode.cluster_authorization_failed, ClusterAuthorizationError),
+        (ErrorCode.invalid_producer_id_mapping, InvalidPidMappingError),
+        (ErrorCode.transactional_id_authorization_failed, TransactionalIdAuthorizationError),
+        (ErrorCode.sasl_authentication_failed, SaslAuthenticationError),
+        (ErrorCode.producer_fenced, ProducerFencedError),
     ],
 )
 def test_permanent_error_about_the_producer_is_fatal(
     version: int, error_code: int, error_class: type[KafkaError]
 ) -> None:
     harness = warm(version)
-    harness.cluster.on(PRODUCE, faults.fail_with(error_code))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(error_code))
     refused = send_all(harness, 3)
     harness.settle()
     assert isinstance(refused[0].error, error_class)
@@ -167,7 +174,7 @@ def test_permanent_error_about_the_producer_is_fatal(
 @both_versions
 def test_batches_behind_a_failed_one_fail_unsent(version: int) -> None:
     harness = warm(version, {"batch.size": "100", "linger.ms": "5000"})
-    harness.cluster.on(PRODUCE, faults.fail_with(29))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError))
     lingering = harness.send(b"lingering", partition=1)
     harness.send(b"x" * 200, partition=0)
     harness.settle()
@@ -181,31 +188,40 @@ def test_batches_behind_a_failed_one_fail_unsent(version: int) -> None:
 @both_versions
 def test_a_commit_that_waits_for_a_batch_that_fails_raises_its_error(version: int) -> None:
     harness = warm(version)
-    harness.cluster.on(PRODUCE, faults.fail_with(29))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError))
     harness.send(b"refused", partition=0)
     with pytest.raises(TopicAuthorizationError, match=TOPIC):
         harness.producer.commit_transaction()
     harness.run_for(1_000)
-    assert harness.cluster.requests_of(END_TXN) == []
+    assert harness.cluster.requests_of(ApiKey.END_TXN) == []
     aborted_and_next_works(harness)
 
 
 @both_versions
-@pytest.mark.parametrize("error_code", [2, 6, 7, 19, 51])
+@pytest.mark.parametrize(
+    "error_code",
+    [
+        ErrorCode.corrupt_message,
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.request_timed_out,
+        ErrorCode.not_enough_replicas,
+        ErrorCode.concurrent_transactions,
+    ],
+)
 def test_retriable_batch_does_not_cost_the_transaction(version: int, error_code: int) -> None:
     harness = warm(version)
-    harness.cluster.on(PRODUCE, faults.fail_with(error_code), skip=1, times=2)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(error_code), skip=1, times=2)
     deliveries = send_all(harness, 6)
     harness.producer.commit_transaction()
     assert [each.error for each in deliveries] == [None] * 6
     assert harness.committed() == [b"warm-up", b"first", *(b"%d" % index for index in range(6))]
-    assert harness.cluster.requests_of(INIT_PRODUCER_ID) == []
+    assert harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID) == []
 
 
 @both_versions
 def test_later_batch_waits_until_the_gap_is_closed(version: int) -> None:
     harness = warm(version)
-    harness.cluster.on(PRODUCE, faults.fail_with(7))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(RequestTimedOutError))
     deliveries = send_all(harness, 4)  # the others meet OUT_OF_ORDER_SEQUENCE
     harness.producer.commit_transaction()
     assert [each.error for each in deliveries] == [None] * 4
@@ -216,17 +232,19 @@ def test_later_batch_waits_until_the_gap_is_closed(version: int) -> None:
 @pytest.mark.parametrize("fault", [faults.close_after(), faults.lose_response(), faults.lose_request()])
 def test_lost_answer_duplicates_nothing(version: int, fault: faults.Hook) -> None:
     harness = warm(version, {**SMALL, "request.timeout.ms": "1000"})
-    harness.cluster.on(PRODUCE, fault, skip=1)
+    harness.cluster.on(ApiKey.PRODUCE, fault, skip=1)
     send_all(harness, 4)
     harness.producer.commit_transaction()
     assert harness.committed()[2:] == [b"%d" % index for index in range(4)]
 
 
 @both_versions
-@pytest.mark.parametrize("fault", [faults.lose_request(), faults.lose_response(), faults.fail_with(7)])
+@pytest.mark.parametrize(
+    "fault", [faults.lose_request(), faults.lose_response(), faults.fail_with(RequestTimedOutError)]
+)
 def test_a_batch_that_expires_costs_the_transaction(version: int, fault: faults.Hook) -> None:
     harness = warm(version, SHORT)
-    harness.cluster.on(PRODUCE, fault, times=None)
+    harness.cluster.on(ApiKey.PRODUCE, fault, times=None)
     deliveries = send_all(harness, 3)
     with pytest.raises(KafkaTimeoutError, match=r"delivery\.timeout\.ms=4000"):
         harness.producer.commit_transaction()
@@ -242,7 +260,7 @@ def test_a_batch_that_expires_costs_the_transaction(version: int, fault: faults.
 
 def test_records_whose_partition_cannot_be_added_expire() -> None:
     harness = TransactionHarness(1, SHORT).started()
-    harness.cluster.on(ADD_PARTITIONS, faults.fail_with(14), times=None)
+    harness.cluster.on(ApiKey.ADD_PARTITIONS_TO_TXN, faults.fail_with(CoordinatorLoadInProgressError), times=None)
     delivery = harness.send(b"a", partition=0)
     with pytest.raises(KafkaTimeoutError):
         harness.producer.commit_transaction()
@@ -256,10 +274,10 @@ def test_records_whose_partition_cannot_be_added_expire() -> None:
 @both_versions
 def test_a_batch_that_is_in_flight_at_an_abort_is_waited_for(version: int) -> None:
     harness = warm(version)
-    harness.cluster.on(PRODUCE, faults.delay(500))
+    harness.cluster.on(ApiKey.PRODUCE, faults.delay(500))
     delivery = harness.send(b"in flight", partition=0)
     harness.run_for(20)
-    assert harness.cluster.requests_of(PRODUCE)
+    assert harness.cluster.requests_of(ApiKey.PRODUCE)
     began_ms = harness.now_ms
     harness.producer.abort_transaction()
     assert harness.now_ms - began_ms >= 450
@@ -273,20 +291,20 @@ def test_a_batch_that_is_in_flight_at_an_abort_is_waited_for(version: int) -> No
 
 
 @both_versions
-@pytest.mark.parametrize("fault", [faults.close_before(), faults.close_after(), faults.fail_with(7)])
+@pytest.mark.parametrize("fault", [faults.close_before(), faults.close_after(), faults.fail_with(RequestTimedOutError)])
 def test_a_batch_that_fails_during_an_abort_leaves_no_gap_for_the_next_transaction(
     version: int, fault: faults.Hook
 ) -> None:
     harness = warm(version)
     harness.cluster.on(
-        PRODUCE,
+        ApiKey.PRODUCE,
         lambda cluster, exchange, proceed: faults.delay(200)(
             cluster, exchange, lambda: fault(cluster, exchange, proceed)
         ),
     )
     delivery = harness.send(b"in flight", partition=0)
     harness.run_for(20)
-    assert harness.cluster.requests_of(PRODUCE)
+    assert harness.cluster.requests_of(ApiKey.PRODUCE)
     harness.producer.abort_transaction()
     assert delivery.error is not None
     assert harness.state is State.READY
@@ -298,7 +316,7 @@ def test_a_batch_that_fails_during_an_abort_leaves_no_gap_for_the_next_transacti
 @both_versions
 def test_a_batch_that_waits_for_its_retry_at_an_abort_leaves_no_gap(version: int) -> None:
     harness = warm(version)
-    harness.cluster.on(PRODUCE, faults.fail_with(7), times=None)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(RequestTimedOutError), times=None)
     delivery = harness.send(b"retried", partition=0)
     harness.run_for(250)
     harness.producer.abort_transaction()
@@ -316,7 +334,7 @@ def test_a_batch_too_large_is_split_within_its_transaction(version: int) -> None
     harness.producer.commit_transaction()
     assert [each.error for each in deliveries] == [None] * 8
     assert harness.committed()[2:] == [b"%d" % index * 60 for index in range(8)]
-    assert len(harness.cluster.requests_of(PRODUCE)) > 1
+    assert len(harness.cluster.requests_of(ApiKey.PRODUCE)) > 1
     harness.commit(b"next")
     assert harness.committed()[-1] == b"next"
 
@@ -336,7 +354,7 @@ def test_a_record_too_large_for_the_broker_costs_the_transaction(version: int) -
 def test_each_call_of_a_transaction_raises_its_own_error(version: int) -> None:
     """Bug: it raised that of the batch, which every future of the batch raised too: each added to its traceback."""
     harness = warm(version)
-    harness.cluster.on(PRODUCE, faults.fail_with(29))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError))
     refused = harness.send(b"refused", partition=0)
     with pytest.raises(TopicAuthorizationError, match=TOPIC) as caught:
         harness.producer.commit_transaction()
@@ -347,9 +365,9 @@ def test_each_call_of_a_transaction_raises_its_own_error(version: int) -> None:
 
 def test_failed_batch_on_brokers_before_2_5_ends_the_producer_by_name() -> None:
     harness = TransactionHarness(1)
-    harness.cluster.versions = {**harness.cluster.versions, INIT_PRODUCER_ID: (0, 2)}
+    harness.cluster.versions = {**harness.cluster.versions, ApiKey.INIT_PRODUCER_ID: (0, 2)}
     harness.started()
-    harness.cluster.on(PRODUCE, faults.fail_with(29))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError))
     harness.send(b"refused", partition=0)
     harness.settle()
     harness.producer.abort_transaction()  # the transaction itself has ended as it should
@@ -365,7 +383,7 @@ def test_failed_batch_on_brokers_before_2_5_ends_the_producer_by_name() -> None:
 
 def test_abort_without_a_failed_batch_goes_on_with_brokers_before_2_5() -> None:
     harness = TransactionHarness(1)
-    harness.cluster.versions = {**harness.cluster.versions, INIT_PRODUCER_ID: (0, 2)}
+    harness.cluster.versions = {**harness.cluster.versions, ApiKey.INIT_PRODUCER_ID: (0, 2)}
     harness.started()
     harness.send(b"dropped", partition=0)
     harness.settle()

@@ -5,32 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.producer_harness import TOPIC
 from support.scripted_broker import faults
 from support.scripted_broker.dispatch import API_BY_KEY
 from support.scripted_broker.exchange import Answer
-from support.transaction_harness import (
-    ADD_OFFSETS,
-    ADD_PARTITIONS,
-    END_TXN,
-    FIND_COORDINATOR,
-    GROUP,
-    ID,
-    INIT_PRODUCER_ID,
-    PLACE,
-    PRODUCE,
-    TXN_OFFSET_COMMIT,
-    TransactionHarness,
-)
+from support.transaction_harness import GROUP, ID, PLACE, TransactionHarness
 from support.transaction_steps import OFFSETS, STEPS, both_versions, every_request, finish
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
+    ConcurrentTransactionsError,
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
     IllegalStateError,
     KafkaTimeoutError,
+    NotCoordinatorError,
     ProducerFencedError,
+    TopicAuthorizationError,
+    UnknownServerError,
 )
 from spark_kafka_sink.producer.transactions import State
+from spark_kafka_sink.protocol.versions import ApiKey
 
 # ---- retried until they pass -----------------------------------------------------------------------------------------
 
@@ -39,11 +35,11 @@ from spark_kafka_sink.producer.transactions import State
 @pytest.mark.parametrize(
     "fault",
     [
-        faults.fail_with(14),
-        faults.fail_with(15),
-        faults.fail_with(16),
-        faults.fail_with(51),
-        faults.fail_with(-1),
+        faults.fail_with(CoordinatorLoadInProgressError),
+        faults.fail_with(CoordinatorNotAvailableError),
+        faults.fail_with(NotCoordinatorError),
+        faults.fail_with(ConcurrentTransactionsError),
+        faults.fail_with(UnknownServerError),
         faults.close_before(),
         faults.close_after(),
         faults.lose_response(),
@@ -62,7 +58,7 @@ def test_every_request_is_sent_until_it_passes(step: str, fault: faults.Hook) ->
 @every_request
 @pytest.mark.parametrize(
     "fault",
-    [faults.fail_with(15), faults.fail_with(16), faults.close_before()],
+    [faults.fail_with(CoordinatorNotAvailableError), faults.fail_with(NotCoordinatorError), faults.close_before()],
     ids=["not-available", "not-coordinator", "cut"],
 )
 def test_missing_coordinator_is_looked_up_again(step: str, fault: faults.Hook) -> None:
@@ -70,28 +66,28 @@ def test_missing_coordinator_is_looked_up_again(step: str, fault: faults.Hook) -
     harness = TransactionHarness(version)
     harness.cluster.on(api_key, fault)
     run(harness)
-    key = GROUP if api_key == TXN_OFFSET_COMMIT else ID
-    asked = [exchange.request.coordinator_keys for exchange in harness.cluster.requests_of(FIND_COORDINATOR)]
+    key = GROUP if api_key == ApiKey.TXN_OFFSET_COMMIT else ID
+    asked = [exchange.request.coordinator_keys for exchange in harness.cluster.requests_of(ApiKey.FIND_COORDINATOR)]
     assert asked.count((key,)) == 2
 
 
 @every_request
-@pytest.mark.parametrize("error_code", [14, 51])
+@pytest.mark.parametrize("error_code", [ErrorCode.coordinator_load_in_progress, ErrorCode.concurrent_transactions])
 def test_a_coordinator_that_is_loading_is_not_looked_up_again(step: str, error_code: int) -> None:
     version, api_key, run = STEPS[step]
     harness = TransactionHarness(version)
     harness.cluster.on(api_key, faults.fail_with(error_code))
     run(harness)
-    asked = [exchange.request.coordinator_keys for exchange in harness.cluster.requests_of(FIND_COORDINATOR)]
+    asked = [exchange.request.coordinator_keys for exchange in harness.cluster.requests_of(ApiKey.FIND_COORDINATOR)]
     assert asked.count((ID,)) == 1
 
 
 @pytest.mark.parametrize(
     ("version", "api_key", "answer"),
     [
-        (1, ADD_PARTITIONS, {"throttle_time": 0, "results_by_topic_v3_and_below": []}),
-        (1, TXN_OFFSET_COMMIT, {"throttle_time": 0, "topics": []}),
-        (2, TXN_OFFSET_COMMIT, {"throttle_time": 0, "topics": []}),
+        (1, ApiKey.ADD_PARTITIONS_TO_TXN, {"throttle_time": 0, "results_by_topic_v3_and_below": []}),
+        (1, ApiKey.TXN_OFFSET_COMMIT, {"throttle_time": 0, "topics": []}),
+        (2, ApiKey.TXN_OFFSET_COMMIT, {"throttle_time": 0, "topics": []}),
     ],
 )
 def test_partition_missing_in_an_answer_is_requested_again(version: int, api_key: int, answer: dict[str, Any]) -> None:
@@ -117,7 +113,7 @@ def test_a_coordinator_that_moved_is_found_at_its_new_node(version: int) -> None
     harness.cluster.coordinators.update({ID: 2, GROUP: 0})
     harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
     harness.producer.commit_transaction()
-    assert [exchange.node_id for exchange in harness.cluster.requests_of(END_TXN)][-1] == 2
+    assert [exchange.node_id for exchange in harness.cluster.requests_of(ApiKey.END_TXN)][-1] == 2
     finish(harness)
 
 
@@ -146,11 +142,11 @@ def test_concurrent_transactions_are_asked_again_after_20_ms(version: int) -> No
     harness = TransactionHarness(version)
     harness.producer.init_transactions()
     harness.commit(b"a")
-    harness.cluster.on(END_TXN, faults.fail_with(51), times=2)
+    harness.cluster.on(ApiKey.END_TXN, faults.fail_with(ConcurrentTransactionsError), times=2)
     harness.producer.begin_transaction()
     harness.send(b"b", partition=0)
     harness.producer.commit_transaction()
-    times = [exchange.now_ms for exchange in harness.cluster.requests_of(END_TXN)][-3:]
+    times = [exchange.now_ms for exchange in harness.cluster.requests_of(ApiKey.END_TXN)][-3:]
     assert 20 <= times[1] - times[0] < 40
     assert 40 <= times[2] - times[1] < 60
 
@@ -189,11 +185,11 @@ def test_transaction_begun_before_the_last_markers_can_be_aborted(version: int, 
 @both_versions
 def test_a_lookup_is_repeated_until_there_is_a_coordinator(version: int) -> None:
     harness = TransactionHarness(version)
-    harness.cluster.on(FIND_COORDINATOR, faults.fail_with(15), times=3)
+    harness.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(CoordinatorNotAvailableError), times=3)
     began_ms = harness.now_ms
     harness.producer.init_transactions()
     assert harness.now_ms - began_ms >= 500
-    assert len(harness.cluster.requests_of(FIND_COORDINATOR)) == 4
+    assert len(harness.cluster.requests_of(ApiKey.FIND_COORDINATOR)) == 4
     finish(harness)
 
 
@@ -202,14 +198,14 @@ def test_a_lookup_is_repeated_until_there_is_a_coordinator(version: int) -> None
 
 @both_versions
 @pytest.mark.parametrize("committed", [True, False])
-@pytest.mark.parametrize("fault", [faults.close_after(), faults.close_before(), faults.fail_with(-1)])
+@pytest.mark.parametrize("fault", [faults.close_after(), faults.close_before(), faults.fail_with(UnknownServerError)])
 def test_unanswered_end_is_retried_with_the_same_outcome(version: int, committed: bool, fault: faults.Hook) -> None:
     harness = TransactionHarness(version).started()
     harness.send(b"a", partition=0)
     harness.settle()
-    harness.cluster.on(END_TXN, fault, times=2)
+    harness.cluster.on(ApiKey.END_TXN, fault, times=2)
     (harness.producer.commit_transaction if committed else harness.producer.abort_transaction)()
-    asked = [exchange.request for exchange in harness.cluster.requests_of(END_TXN)]
+    asked = [exchange.request for exchange in harness.cluster.requests_of(ApiKey.END_TXN)]
     assert [each.committed for each in asked] == [committed] * 3
     assert len({(each.producer_id, each.producer_epoch) for each in asked}) == 1
     assert harness.committed() == ([b"a"] if committed else [])
@@ -217,7 +213,9 @@ def test_unanswered_end_is_retried_with_the_same_outcome(version: int, committed
     assert harness.committed()[-1] == b"b"
 
 
-@pytest.mark.parametrize("lost", [ADD_PARTITIONS, ADD_OFFSETS, TXN_OFFSET_COMMIT, END_TXN])
+@pytest.mark.parametrize(
+    "lost", [ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.TXN_OFFSET_COMMIT, ApiKey.END_TXN]
+)
 @pytest.mark.parametrize("committed", [True, False])
 def test_under_version_1_a_late_copy_meets_another_epoch(lost: int, committed: bool) -> None:
     harness = TransactionHarness(1).started()
@@ -225,7 +223,7 @@ def test_under_version_1_a_late_copy_meets_another_epoch(lost: int, committed: b
     harness.send(b"a", partition=0)
     harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
     (harness.producer.commit_transaction if committed else harness.producer.abort_transaction)()
-    (asked,) = harness.cluster.requests_of(INIT_PRODUCER_ID)
+    (asked,) = harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)
     assert (asked.request.producer_id, asked.request.producer_epoch) == (1000, 0)
     assert harness.manager.identity.producer == (1000, 1)
     harness.producer.begin_transaction()
@@ -242,10 +240,10 @@ def test_under_version_1_offsets_that_an_abort_overtook_meet_another_epoch() -> 
     transaction.
     """
     harness = TransactionHarness(1, {"max.block.ms": "50"}).started()
-    harness.cluster.on(TXN_OFFSET_COMMIT, faults.lose_request())
+    harness.cluster.on(ApiKey.TXN_OFFSET_COMMIT, faults.lose_request())
     with pytest.raises(KafkaTimeoutError):
         harness.producer.send_offsets_to_transaction({PLACE: (700, None)}, GROUP)
-    (late,) = harness.cluster.requests_of(TXN_OFFSET_COMMIT)
+    (late,) = harness.cluster.requests_of(ApiKey.TXN_OFFSET_COMMIT)
     result = harness.manager.begin_abort()
     harness.network.cut(0)
     harness.run_until(lambda: result.is_done)
@@ -256,24 +254,24 @@ def test_under_version_1_offsets_that_an_abort_overtook_meet_another_epoch() -> 
     harness.producer.begin_transaction()
     harness.send(b"b", partition=0)
     harness.producer.send_offsets_to_transaction({TopicPartition(TOPIC, 1): (9, None)}, GROUP)
-    API_BY_KEY[TXN_OFFSET_COMMIT].respond(harness.cluster, late)
+    API_BY_KEY[ApiKey.TXN_OFFSET_COMMIT].respond(harness.cluster, late)
     harness.producer.commit_transaction()
     assert harness.offsets() == {(TOPIC, 1): (9, None, -1)}
 
 
 def test_under_version_2_a_lost_answer_takes_no_further_epoch() -> None:
     harness = TransactionHarness(2).started()
-    harness.cluster.on(END_TXN, faults.close_after())
+    harness.cluster.on(ApiKey.END_TXN, faults.close_after())
     harness.send(b"a", partition=0)
     harness.producer.commit_transaction()
-    assert harness.cluster.requests_of(INIT_PRODUCER_ID) == []
+    assert harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID) == []
     assert harness.manager.identity.producer == (1000, 1)
 
 
 def test_commit_succeeds_if_the_next_epoch_is_refused() -> None:
     harness = TransactionHarness(1).started()
-    harness.cluster.on(END_TXN, faults.close_after())
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(90))
+    harness.cluster.on(ApiKey.END_TXN, faults.close_after())
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ProducerFencedError))
     harness.send(b"a", partition=0)
     harness.producer.commit_transaction()
     assert harness.committed() == [b"a"]
@@ -285,18 +283,18 @@ def test_commit_succeeds_if_the_next_epoch_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [faults.delay(300), faults.close_after(), faults.close_before(), faults.fail_with(29)]
+    "fault", [faults.delay(300), faults.close_after(), faults.close_before(), faults.fail_with(TopicAuthorizationError)]
 )
 def test_an_abort_while_a_partition_is_being_added_leaves_nothing_open(fault: faults.Hook) -> None:
     harness = TransactionHarness(1).started()
-    harness.cluster.on(ADD_PARTITIONS, fault)
+    harness.cluster.on(ApiKey.ADD_PARTITIONS_TO_TXN, fault)
     delivery = harness.send(b"a", partition=0)
     harness.run_for(20)
-    assert harness.cluster.requests_of(ADD_PARTITIONS)
+    assert harness.cluster.requests_of(ApiKey.ADD_PARTITIONS_TO_TXN)
     harness.producer.abort_transaction()
     assert delivery.error is not None
     assert harness.coordinated.state in {"CompleteAbort", "Empty"}
-    assert harness.cluster.requests_of(PRODUCE) == []
+    assert harness.cluster.requests_of(ApiKey.PRODUCE) == []
     harness.run_for(2_000)
     finish(harness)
 
@@ -304,31 +302,33 @@ def test_an_abort_while_a_partition_is_being_added_leaves_nothing_open(fault: fa
 def test_abort_after_a_late_refusal_only_aborts() -> None:
     harness = TransactionHarness(1).started()
     harness.cluster.on(
-        ADD_PARTITIONS,
+        ApiKey.ADD_PARTITIONS_TO_TXN,
         lambda cluster, exchange, proceed: faults.delay(300)(
-            cluster, exchange, lambda: faults.fail_with(29)(cluster, exchange, proceed)
+            cluster, exchange, lambda: faults.fail_with(TopicAuthorizationError)(cluster, exchange, proceed)
         ),
     )
     harness.send(b"a", partition=0)
     harness.run_for(20)
-    assert harness.cluster.requests_of(ADD_PARTITIONS)
+    assert harness.cluster.requests_of(ApiKey.ADD_PARTITIONS_TO_TXN)
     harness.producer.abort_transaction()
     assert harness.state is State.READY
     finish(harness)
 
 
-@pytest.mark.parametrize("fault", [faults.delay(6_000), faults.close_after(), faults.fail_with(14)])
+@pytest.mark.parametrize(
+    "fault", [faults.delay(6_000), faults.close_after(), faults.fail_with(CoordinatorLoadInProgressError)]
+)
 def test_an_abort_while_a_group_is_being_added_leaves_nothing_open(fault: faults.Hook) -> None:
     harness = TransactionHarness(1, {"max.block.ms": "50"}).started()
-    harness.cluster.on(ADD_OFFSETS, fault, times=1)
-    harness.cluster.on(ADD_OFFSETS, faults.fail_with(14), times=3)
+    harness.cluster.on(ApiKey.ADD_OFFSETS_TO_TXN, fault, times=1)
+    harness.cluster.on(ApiKey.ADD_OFFSETS_TO_TXN, faults.fail_with(CoordinatorLoadInProgressError), times=3)
     with pytest.raises(KafkaTimeoutError):
         harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
     result = harness.manager.begin_abort()
     harness.run_until(lambda: result.is_done)
     assert result.error is None
     assert harness.coordinated.state in {"CompleteAbort", "Empty"}
-    assert harness.cluster.requests_of(TXN_OFFSET_COMMIT) == []
+    assert harness.cluster.requests_of(ApiKey.TXN_OFFSET_COMMIT) == []
     assert harness.offsets() == {}
     result.is_heard = True
     harness.commit(b"next")
@@ -337,7 +337,7 @@ def test_an_abort_while_a_group_is_being_added_leaves_nothing_open(fault: faults
 
 def test_an_abort_does_not_wait_for_a_group_whose_coordinator_is_not_found() -> None:
     harness = TransactionHarness(2, {"max.block.ms": "500"}).started()
-    harness.cluster.on(FIND_COORDINATOR, faults.fail_with(15), times=None)
+    harness.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(CoordinatorNotAvailableError), times=None)
     with pytest.raises(KafkaTimeoutError):
         harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
     harness.producer.abort_transaction()
@@ -349,7 +349,7 @@ def test_an_abort_under_way_refuses_other_operations(version: int) -> None:
     harness = TransactionHarness(version).started()
     harness.send(b"a", partition=0)
     harness.settle()
-    harness.cluster.on(END_TXN, faults.delay(6_000))
+    harness.cluster.on(ApiKey.END_TXN, faults.delay(6_000))
     with pytest.raises(KafkaTimeoutError, match="abort_transaction"):
         harness.producer.abort_transaction()
     for call in (harness.producer.commit_transaction, harness.producer.init_transactions):
@@ -362,15 +362,15 @@ def test_an_abort_under_way_refuses_other_operations(version: int) -> None:
 @both_versions
 def test_offsets_that_an_abort_overtook_are_not_sent_again(version: int) -> None:
     harness = TransactionHarness(version, {"max.block.ms": "50"}).started()
-    harness.cluster.on(TXN_OFFSET_COMMIT, faults.close_before(), times=None)
+    harness.cluster.on(ApiKey.TXN_OFFSET_COMMIT, faults.close_before(), times=None)
     with pytest.raises(KafkaTimeoutError):
         harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
     harness.cluster.scripts.clear()
-    harness.cluster.on(TXN_OFFSET_COMMIT, faults.lose_request(), times=None)
+    harness.cluster.on(ApiKey.TXN_OFFSET_COMMIT, faults.lose_request(), times=None)
     harness.run_for(500)
-    sent = len(harness.cluster.requests_of(TXN_OFFSET_COMMIT))
+    sent = len(harness.cluster.requests_of(ApiKey.TXN_OFFSET_COMMIT))
     harness.network.cut(0)
     result = harness.manager.begin_abort()
     harness.run_until(lambda: result.is_done)
     assert result.error is None
-    assert len(harness.cluster.requests_of(TXN_OFFSET_COMMIT)) == sent
+    assert len(harness.cluster.requests_of(ApiKey.TXN_OFFSET_COMMIT)) == sent

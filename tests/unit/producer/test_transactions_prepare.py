@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from support.producer_harness import TOPIC, Delivery
 from support.scripted_broker import faults
-from support.transaction_harness import END_TXN, GROUP, ID, INIT_PRODUCER_ID, PLACE, PRODUCE, TransactionHarness
+from support.transaction_harness import GROUP, ID, PLACE, TransactionHarness
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
@@ -23,6 +23,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk
 from spark_kafka_sink.producer.transactions import PreparedTransaction, State
+from spark_kafka_sink.protocol.versions import ApiKey
 
 both_versions = pytest.mark.parametrize("version", [1, 2])
 both_ends = pytest.mark.parametrize("committed", [True, False])
@@ -58,8 +59,8 @@ def test_another_producer_ends_a_prepared_transaction(version: int, committed: b
     driver.producer.resume_transaction(prepared)
     driver.cluster.requests.clear()
     end(driver, committed)
-    assert driver.calls()[-1] == END_TXN
-    assert driver.cluster.requests_of(INIT_PRODUCER_ID) == []
+    assert driver.calls()[-1] == ApiKey.END_TXN
+    assert driver.cluster.requests_of(ApiKey.INIT_PRODUCER_ID) == []
     assert driver.committed() == ([b"a", b"b"] if committed else [])
     assert driver.coordinated.state == ("CompleteCommit" if committed else "CompleteAbort")
 
@@ -173,7 +174,7 @@ def test_prepared_transaction_takes_no_more_records(version: int) -> None:
 @both_versions
 def test_failed_transaction_cannot_be_prepared(version: int) -> None:
     harness = TransactionHarness(version).started()
-    harness.cluster.on(PRODUCE, faults.fail_with(29))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError))
     harness.send(b"a", partition=0)
     harness.settle()
     with pytest.raises(TopicAuthorizationError, match=TOPIC):
@@ -183,7 +184,7 @@ def test_failed_transaction_cannot_be_prepared(version: int) -> None:
 
 def test_transaction_with_unanswered_offsets_cannot_be_prepared() -> None:
     harness = TransactionHarness(2, {"max.block.ms": "100"}).started()
-    harness.cluster.on(28, faults.delay(2_000))
+    harness.cluster.on(ApiKey.TXN_OFFSET_COMMIT, faults.delay(2_000))
     with pytest.raises(KafkaTimeoutError):
         harness.producer.send_offsets_to_transaction({PLACE: (1, None)}, GROUP)
     with pytest.raises(IllegalStateError, match="outcome of send_offsets_to_transaction is open"):
@@ -232,7 +233,7 @@ def test_prepared_transaction_ends_in_its_own_version(version: int) -> None:
     driver.producer.resume_transaction(prepared)
     driver.cluster.requests.clear()
     driver.producer.commit_transaction()
-    (asked,) = driver.cluster.requests_of(END_TXN)
+    (asked,) = driver.cluster.requests_of(ApiKey.END_TXN)
     assert (asked.version >= 5) is (version == 2)
     assert driver.committed() == [b"a"]
 
@@ -241,7 +242,7 @@ def test_prepared_transaction_ends_in_its_own_version(version: int) -> None:
 def test_a_refused_end_of_a_resumed_transaction_can_be_aborted(version: int) -> None:
     task, prepared = prepared_by_another(version, b"a")
     driver = TransactionHarness(version, beside=task)
-    driver.cluster.on(END_TXN, faults.fail_with(120))
+    driver.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionAbortableError))
     driver.producer.resume_transaction(prepared)
     with pytest.raises(Exception, match=ID):
         driver.producer.commit_transaction()
@@ -253,11 +254,11 @@ def test_a_refused_end_of_a_resumed_transaction_can_be_aborted(version: int) -> 
 def test_no_epoch_is_asked_for_after_an_end_that_was_resumed() -> None:
     task, prepared = prepared_by_another(1, b"a")
     driver = TransactionHarness(1, beside=task)
-    driver.cluster.on(END_TXN, faults.close_after())
+    driver.cluster.on(ApiKey.END_TXN, faults.close_after())
     driver.producer.resume_transaction(prepared)
     driver.cluster.requests.clear()
     driver.producer.commit_transaction()
-    assert driver.cluster.requests_of(INIT_PRODUCER_ID) == []
+    assert driver.cluster.requests_of(ApiKey.INIT_PRODUCER_ID) == []
     assert driver.state is State.UNINITIALIZED
     assert driver.committed() == [b"a"]
 
@@ -266,7 +267,7 @@ def test_no_epoch_is_asked_for_after_an_end_that_was_resumed() -> None:
 def test_next_transaction_is_not_resumed_before_the_last_outcome(version: int) -> None:
     task, prepared = prepared_by_another(version, b"a")
     driver = TransactionHarness(version, {"max.block.ms": "100"}, beside=task)
-    driver.cluster.on(END_TXN, faults.delay(500))
+    driver.cluster.on(ApiKey.END_TXN, faults.delay(500))
     driver.producer.resume_transaction(prepared)
     with pytest.raises(KafkaTimeoutError):
         driver.producer.commit_transaction()
@@ -323,7 +324,7 @@ def test_producer_with_another_id_leaves_its_prepared_transaction(version: int) 
     harness, prepared = prepared_by_another(version, b"first id")
     harness.cluster.requests.clear()
     harness.producer.init_transactions("another-id")
-    (asked,) = harness.cluster.requests_of(INIT_PRODUCER_ID)
+    (asked,) = harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)
     assert asked.request.transactional_id == "another-id"
     harness.producer.begin_transaction()
     harness.send(b"second id", partition=0)

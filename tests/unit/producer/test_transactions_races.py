@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from support.producer_harness import TOPIC
-from support.transaction_harness import ADD_PARTITIONS, END_TXN, FIND_COORDINATOR, GROUP, PLACE, TransactionHarness
+from support.transaction_harness import GROUP, PLACE, TransactionHarness
 from support.transaction_steps import OFFSETS
 
 from spark_kafka_sink.common.cluster import Node
@@ -21,6 +21,7 @@ from spark_kafka_sink.common.errors import (
     TransactionAbortedError,
 )
 from spark_kafka_sink.producer.transactions import State
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
 
 
@@ -46,7 +47,7 @@ def come_in_between(harness: TransactionHarness, act: Callable[[], object]) -> l
 
 def ends_in_peace(harness: TransactionHarness) -> None:
     assert not harness.producer.has_failed
-    assert harness.cluster.requests_of(ADD_PARTITIONS) == []
+    assert harness.cluster.requests_of(ApiKey.ADD_PARTITIONS_TO_TXN) == []
     harness.producer.begin_transaction()
     harness.send(b"next", partition=0)
     harness.producer.commit_transaction()
@@ -124,7 +125,7 @@ def test_an_abort_takes_back_a_lookup_that_is_about_to_be_sent() -> None:
     with pytest.raises(KafkaError, match="aborted"):
         harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
     assert left == [State.ABORTING]
-    assert harness.cluster.requests_of(FIND_COORDINATOR) == []
+    assert harness.cluster.requests_of(ApiKey.FIND_COORDINATOR) == []
     harness.producer.abort_transaction()
     ends_in_peace(harness)
 
@@ -148,7 +149,7 @@ def test_a_transaction_does_not_end_before_a_send_that_joined_it(version: int, c
     def late(*arguments: object) -> object:
         getattr(harness.manager, f"begin_{end}")()  # as another thread
         harness.run_for(500)
-        assert harness.cluster.requests_of(END_TXN) == []
+        assert harness.cluster.requests_of(ApiKey.END_TXN) == []
         return append(*arguments)
 
     setattr(harness.accumulator, call, late)

@@ -7,14 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.producer_harness import TOPIC
-from support.transaction_harness import (
-    END_TXN,
-    GROUP,
-    ID,
-    PLACE,
-    PRODUCE,
-    TransactionHarness,
-)
+from support.transaction_harness import GROUP, ID, PLACE, TransactionHarness
 from support.transaction_steps import aborted_and_next_works, both_versions, warm
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
@@ -31,6 +24,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata
 from spark_kafka_sink.producer.transactions import State, TransactionManager
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
 
 SEND = "a send"
@@ -140,7 +134,7 @@ def test_a_record_that_comes_between_two_looks_goes_before_the_end() -> None:
     assert not before
     assert manager.next_request(harness.now_ms, send_and_commit) is None
     harness.run_until(lambda: harness.state is State.READY)
-    assert harness.calls() == [PRODUCE, END_TXN]
+    assert harness.calls() == [ApiKey.PRODUCE, ApiKey.END_TXN]
 
 
 @both_versions

@@ -6,31 +6,22 @@ import re
 from collections.abc import Callable
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.producer_harness import TOPIC
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
-from support.transaction_harness import (
-    ADD_OFFSETS,
-    ADD_PARTITIONS,
-    END_TXN,
-    FIND_COORDINATOR,
-    GROUP,
-    ID,
-    INIT_PRODUCER_ID,
-    PLACE,
-    PRODUCE,
-    TXN_OFFSET_COMMIT,
-    TransactionHarness,
-)
+from support.transaction_harness import GROUP, ID, PLACE, TransactionHarness
 from support.transaction_steps import OFFSETS, STEPS, both_versions, every_request, finish, whole_transaction
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     ClusterAuthorizationError,
     CommitFailedError,
+    ConcurrentTransactionsError,
     GroupAuthorizationError,
     InvalidPidMappingError,
+    InvalidRecordError,
     InvalidTransactionTimeoutError,
     InvalidTxnStateError,
     KafkaError,
@@ -44,11 +35,18 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.producer.transactions import State
+from spark_kafka_sink.protocol.versions import ApiKey
 
 # ---- answers that put off --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("api_key", "code"), [(ADD_PARTITIONS, 51), (FIND_COORDINATOR, 15)])
+@pytest.mark.parametrize(
+    ("api_key", "code"),
+    [
+        (ApiKey.ADD_PARTITIONS_TO_TXN, ErrorCode.concurrent_transactions),
+        (ApiKey.FIND_COORDINATOR, ErrorCode.coordinator_not_available),
+    ],
+)
 def test_records_that_expire_before_their_partition_is_in_the_transaction_say_so(
     api_key: int, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -68,7 +66,7 @@ def test_records_that_expire_before_their_partition_is_in_the_transaction_say_so
 
 def test_past_refusal_explains_no_later_error(caplog: pytest.LogCaptureFixture) -> None:
     harness = TransactionHarness(1).started()
-    harness.cluster.on(ADD_PARTITIONS, faults.fail_with(51))
+    harness.cluster.on(ApiKey.ADD_PARTITIONS_TO_TXN, faults.fail_with(ConcurrentTransactionsError))
     harness.send(b"a", partition=0)
     harness.run_until(lambda: harness.manager.reason_to_wait(PLACE))
     harness.settle()
@@ -89,7 +87,7 @@ def test_an_abort_does_not_wait_for_a_partition_that_is_gone(first_attempt: faul
         cluster.create_topic(TOPIC, 1)
         return answer or proceed()
 
-    harness.cluster.on(ADD_PARTITIONS, make_anew)
+    harness.cluster.on(ApiKey.ADD_PARTITIONS_TO_TXN, make_anew)
     deliveries = [harness.send(b"%d" % partition, partition=partition) for partition in (0, 1)]
     harness.settle()
     assert all(isinstance(delivery.error, KafkaTimeoutError) for delivery in deliveries)
@@ -104,13 +102,18 @@ def test_an_abort_does_not_wait_for_a_partition_that_is_gone(first_attempt: faul
 
 @every_request
 @pytest.mark.parametrize(
-    ("error_code", "error_class"), [(90, ProducerFencedError), (47, ProducerFencedError), (48, InvalidTxnStateError)]
+    ("error_code", "error_class"),
+    [
+        (ErrorCode.producer_fenced, ProducerFencedError),
+        (ErrorCode.invalid_producer_epoch, ProducerFencedError),
+        (ErrorCode.invalid_txn_state, InvalidTxnStateError),
+    ],
 )
 def test_fencing_by_a_coordinator_is_fatal(step: str, error_code: int, error_class: type[KafkaError]) -> None:
     version, api_key, run = STEPS[step]
     harness = TransactionHarness(version)
     harness.cluster.on(api_key, faults.fail_with(error_code))
-    with pytest.raises(error_class, match=TOPIC if api_key == ADD_PARTITIONS else f"{GROUP}|{ID}"):
+    with pytest.raises(error_class, match=TOPIC if api_key == ApiKey.ADD_PARTITIONS_TO_TXN else f"{GROUP}|{ID}"):
         run(harness)
     harness.run_for(100)
     assert harness.producer.has_failed
@@ -131,7 +134,7 @@ def test_fencing_by_a_coordinator_is_fatal(step: str, error_code: int, error_cla
 def test_an_id_that_is_not_granted_is_fatal_and_a_refused_init_may_be_repeated(step: str) -> None:
     version, api_key, run = STEPS[step]
     harness = TransactionHarness(version)
-    harness.cluster.on(api_key, faults.fail_with(53))
+    harness.cluster.on(api_key, faults.fail_with(TransactionalIdAuthorizationError))
     with pytest.raises(TransactionalIdAuthorizationError) as caught:
         run(harness)
     assert harness.producer.has_failed is caught.value.fatal is (step != "init")
@@ -142,7 +145,7 @@ def test_an_id_that_is_not_granted_is_fatal_and_a_refused_init_may_be_repeated(s
 @both_versions
 def test_an_init_without_a_right_to_the_cluster_may_be_repeated(version: int) -> None:
     harness = TransactionHarness(version)
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(31))
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError))
     with pytest.raises(ClusterAuthorizationError) as caught:
         harness.producer.init_transactions()
     assert not caught.value.fatal
@@ -153,7 +156,7 @@ def test_an_init_without_a_right_to_the_cluster_may_be_repeated(version: int) ->
 @both_versions
 def test_id_without_lookup_permission_is_named(version: int) -> None:
     harness = TransactionHarness(version)
-    harness.cluster.on(FIND_COORDINATOR, faults.fail_with(53))
+    harness.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(TransactionalIdAuthorizationError))
     with pytest.raises(TransactionalIdAuthorizationError, match=rf"transactional\.id {ID}: "):
         harness.producer.init_transactions()
     finish(harness)
@@ -170,20 +173,32 @@ def test_timeout_above_the_brokers_limit_is_fatal_with_the_remedy(version: int) 
 @pytest.mark.parametrize(
     ("version", "api_key", "error_code", "error_class", "place"),
     [
-        (1, ADD_PARTITIONS, 29, TopicAuthorizationError, f"{TOPIC}-0"),
-        (1, ADD_OFFSETS, 30, GroupAuthorizationError, f"group {GROUP}"),
-        (1, TXN_OFFSET_COMMIT, 30, GroupAuthorizationError, f"group {GROUP}"),
-        (2, TXN_OFFSET_COMMIT, 30, GroupAuthorizationError, f"group {GROUP}"),
-        (2, TXN_OFFSET_COMMIT, 29, TopicAuthorizationError, f"{TOPIC}-0"),
-        (1, TXN_OFFSET_COMMIT, 22, CommitFailedError, f"group {GROUP}"),
-        (2, TXN_OFFSET_COMMIT, 25, CommitFailedError, f"group {GROUP}"),
-        (2, TXN_OFFSET_COMMIT, 82, KafkaError, f"group {GROUP}"),
-        (1, TXN_OFFSET_COMMIT, 12, KafkaError, f"group {GROUP}, .*offset.metadata.max.bytes"),
-        (2, TXN_OFFSET_COMMIT, 28, KafkaError, f"group {GROUP}, .*__consumer_offsets"),
-        (1, ADD_PARTITIONS, 49, InvalidPidMappingError, f"{TOPIC}-0"),
-        (1, ADD_OFFSETS, 49, InvalidPidMappingError, GROUP),
-        (2, END_TXN, 120, KafkaError, ID),
-        (1, END_TXN, 49, InvalidPidMappingError, ID),
+        (1, ApiKey.ADD_PARTITIONS_TO_TXN, ErrorCode.topic_authorization_failed, TopicAuthorizationError, f"{TOPIC}-0"),
+        (1, ApiKey.ADD_OFFSETS_TO_TXN, ErrorCode.group_authorization_failed, GroupAuthorizationError, f"group {GROUP}"),
+        (1, ApiKey.TXN_OFFSET_COMMIT, ErrorCode.group_authorization_failed, GroupAuthorizationError, f"group {GROUP}"),
+        (2, ApiKey.TXN_OFFSET_COMMIT, ErrorCode.group_authorization_failed, GroupAuthorizationError, f"group {GROUP}"),
+        (2, ApiKey.TXN_OFFSET_COMMIT, ErrorCode.topic_authorization_failed, TopicAuthorizationError, f"{TOPIC}-0"),
+        (1, ApiKey.TXN_OFFSET_COMMIT, ErrorCode.illegal_generation, CommitFailedError, f"group {GROUP}"),
+        (2, ApiKey.TXN_OFFSET_COMMIT, ErrorCode.unknown_member_id, CommitFailedError, f"group {GROUP}"),
+        (2, ApiKey.TXN_OFFSET_COMMIT, ErrorCode.fenced_instance_id, KafkaError, f"group {GROUP}"),
+        (
+            1,
+            ApiKey.TXN_OFFSET_COMMIT,
+            ErrorCode.offset_metadata_too_large,
+            KafkaError,
+            f"group {GROUP}, .*offset.metadata.max.bytes",
+        ),
+        (
+            2,
+            ApiKey.TXN_OFFSET_COMMIT,
+            ErrorCode.invalid_commit_offset_size,
+            KafkaError,
+            f"group {GROUP}, .*__consumer_offsets",
+        ),
+        (1, ApiKey.ADD_PARTITIONS_TO_TXN, ErrorCode.invalid_producer_id_mapping, InvalidPidMappingError, f"{TOPIC}-0"),
+        (1, ApiKey.ADD_OFFSETS_TO_TXN, ErrorCode.invalid_producer_id_mapping, InvalidPidMappingError, GROUP),
+        (2, ApiKey.END_TXN, ErrorCode.transaction_abortable, KafkaError, ID),
+        (1, ApiKey.END_TXN, ErrorCode.invalid_producer_id_mapping, InvalidPidMappingError, ID),
     ],
 )
 def test_abortable_error_is_named_and_aborted(
@@ -209,7 +224,7 @@ def test_refused_abort_is_fatal() -> None:
     harness = TransactionHarness(2).started()
     harness.send(b"a", partition=0)
     harness.settle()
-    harness.cluster.on(END_TXN, faults.fail_with(120))
+    harness.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionAbortableError))
     with pytest.raises(KafkaError, match=ID):
         harness.producer.abort_transaction()
     assert harness.producer.has_failed
@@ -223,7 +238,7 @@ def test_an_abort_after_the_coordinator_has_forgotten_the_producer_takes_another
     with pytest.raises(InvalidPidMappingError):
         harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
     harness.producer.abort_transaction()
-    assert harness.calls()[-2:] == [END_TXN, INIT_PRODUCER_ID]
+    assert harness.calls()[-2:] == [ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID]
     assert harness.manager.identity.producer.producer_id != before.producer_id
     finish(harness)
 
@@ -234,7 +249,7 @@ def test_a_resumed_transaction_that_is_forgotten_is_not_aborted_by_another_id() 
     task.settle()
     driver = TransactionHarness(2, beside=task)
     driver.producer.resume_transaction(task.producer.prepare_transaction())
-    driver.cluster.on(END_TXN, faults.fail_with(49))
+    driver.cluster.on(ApiKey.END_TXN, faults.fail_with(InvalidPidMappingError))
     with pytest.raises(InvalidPidMappingError):
         driver.producer.abort_transaction()
     assert driver.producer.has_failed
@@ -242,22 +257,22 @@ def test_a_resumed_transaction_that_is_forgotten_is_not_aborted_by_another_id() 
 
 def test_a_group_whose_coordinator_may_not_be_known_costs_the_transaction() -> None:
     harness = TransactionHarness(2).started()
-    harness.cluster.on(FIND_COORDINATOR, faults.fail_with(30))
+    harness.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(GroupAuthorizationError))
     with pytest.raises(GroupAuthorizationError, match=f"group {GROUP}"):
         harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
     harness.producer.abort_transaction()
     finish(harness)
 
 
-@pytest.mark.parametrize("error_code", [49, 59])
+@pytest.mark.parametrize("error_code", [ErrorCode.invalid_producer_id_mapping, ErrorCode.unknown_producer_id])
 def test_under_version_1_a_producer_id_that_is_not_known_is_followed_by_another_epoch(error_code: int) -> None:
     harness = TransactionHarness(1).started()
-    harness.cluster.on(ADD_PARTITIONS, faults.fail_with(error_code))
+    harness.cluster.on(ApiKey.ADD_PARTITIONS_TO_TXN, faults.fail_with(error_code))
     harness.send(b"a", partition=0)
     with pytest.raises(KafkaError):
         harness.producer.commit_transaction()
     harness.producer.abort_transaction()
-    assert harness.calls() == [ADD_PARTITIONS, INIT_PRODUCER_ID]
+    assert harness.calls() == [ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.INIT_PRODUCER_ID]
     assert harness.manager.identity.producer == (1000, 1)
     harness.commit(b"b")
     assert harness.committed() == [b"b"]
@@ -268,10 +283,13 @@ def test_most_severe_of_several_errors_counts(version: int) -> None:
     harness = TransactionHarness(version).started()
 
     def two_errors(values: dict[str, object]) -> dict[str, object]:
-        partitions = [{"partition_index": 0, "error_code": 3}, {"partition_index": 1, "error_code": 30}]
+        partitions = [
+            {"partition_index": 0, "error_code": ErrorCode.unknown_topic_or_partition},
+            {"partition_index": 1, "error_code": ErrorCode.group_authorization_failed},
+        ]
         return {"topics": [{"name": TOPIC, "partitions": partitions}]}
 
-    harness.cluster.on(TXN_OFFSET_COMMIT, faults.change(two_errors))
+    harness.cluster.on(ApiKey.TXN_OFFSET_COMMIT, faults.change(two_errors))
     with pytest.raises(GroupAuthorizationError, match=f"{TOPIC}-1"):
         harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
     harness.producer.abort_transaction()
@@ -321,7 +339,7 @@ def test_transaction_past_its_timeout_is_not_committed(version: int) -> None:
 
 def test_a_broker_too_old_for_transactions_is_fatal() -> None:
     harness = TransactionHarness(1)
-    harness.cluster.versions = {key: value for key, value in harness.cluster.versions.items() if key != END_TXN}
+    harness.cluster.versions = {key: value for key, value in harness.cluster.versions.items() if key != ApiKey.END_TXN}
     harness.producer.init_transactions()
     harness.producer.begin_transaction()
     harness.send(b"a", partition=0)
@@ -346,7 +364,7 @@ def test_a_node_that_refuses_us_is_fatal() -> None:
 def test_init_refused_as_abortable_works_after_an_abort(version: int) -> None:
     """Java's TransactionManagerTest.testTransactionAbortableExceptionInInitProducerId."""
     harness = TransactionHarness(version)
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(120))
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(TransactionAbortableError))
     with pytest.raises(TransactionAbortableError, match=ID) as caught:
         harness.producer.init_transactions()
     assert not caught.value.fatal
@@ -358,13 +376,13 @@ def test_init_refused_as_abortable_works_after_an_abort(version: int) -> None:
     harness.producer.abort_transaction()
     harness.commit(b"v")
     assert harness.committed() == [b"v"]
-    assert not harness.cluster.requests_of(END_TXN)[:-1], "there was nothing to abort"
+    assert not harness.cluster.requests_of(ApiKey.END_TXN)[:-1], "there was nothing to abort"
 
 
 @both_versions
 def test_abort_after_a_refused_init_retries_until_it_works(version: int) -> None:
     harness = TransactionHarness(version)
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(120), times=3)
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(TransactionAbortableError), times=3)
     with pytest.raises(TransactionAbortableError):
         harness.producer.init_transactions()
     for _ in range(3):
@@ -379,8 +397,8 @@ def test_abort_after_a_refused_init_retries_until_it_works(version: int) -> None
 
 def test_finished_abort_succeeds_though_the_next_epoch_is_refused() -> None:
     harness = TransactionHarness(1).started()
-    harness.cluster.on(PRODUCE, faults.fail_with(87))
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(120))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(InvalidRecordError))
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(TransactionAbortableError))
     refused = harness.send(b"refused", partition=0)
     harness.settle()
     harness.producer.abort_transaction()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from support.producer_harness import TOPIC
 from support.scripted_broker import faults
-from support.transaction_harness import GROUP, INIT_PRODUCER_ID, PLACE, TXN_OFFSET_COMMIT, TransactionHarness
+from support.transaction_harness import GROUP, PLACE, TransactionHarness
 from support.transaction_steps import both_versions
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaTimeoutError
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata
+from spark_kafka_sink.protocol.versions import ApiKey
 
-API_VERSIONS = 18
 OTHER = {TopicPartition(TOPIC, 1): (9, None)}
 either_end = pytest.mark.parametrize("has_ended", [True, False])
 
@@ -21,7 +21,7 @@ either_end = pytest.mark.parametrize("has_ended", [True, False])
 @either_end
 def test_other_offsets_are_not_taken_for_those_that_timed_out(version: int, has_ended: bool) -> None:
     harness = TransactionHarness(version, {"max.block.ms": "50"}).started()
-    harness.cluster.on(TXN_OFFSET_COMMIT, faults.delay(100))
+    harness.cluster.on(ApiKey.TXN_OFFSET_COMMIT, faults.delay(100))
     mine = {PLACE: (7, None)}
     with pytest.raises(KafkaTimeoutError):
         harness.producer.send_offsets_to_transaction(mine, GROUP)
@@ -43,7 +43,7 @@ def test_other_offsets_are_not_taken_for_those_that_timed_out(version: int, has_
 def test_another_transactional_id_is_not_taken_for_the_one_that_timed_out(version: int, has_ended: bool) -> None:
     harness = TransactionHarness(version, {"max.block.ms": "50"})
     harness.producer.partitions_for(TOPIC)
-    harness.cluster.on(INIT_PRODUCER_ID, faults.delay(100))
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.delay(100))
     with pytest.raises(KafkaTimeoutError):
         harness.producer.init_transactions("first-id")
     if has_ended:
@@ -75,7 +75,7 @@ def test_init_that_reaches_no_broker_says_why_as_send_does() -> None:
 
 def test_init_at_a_server_that_is_not_kafka_says_so() -> None:
     harness = TransactionHarness(2)
-    harness.cluster.on(API_VERSIONS, faults.truncate(3), times=None)
+    harness.cluster.on(ApiKey.API_VERSIONS, faults.truncate(3), times=None)
     with pytest.raises(
         KafkaTimeoutError, match="The server at broker-0:9092 does not answer as Kafka does: ApiVersions"
     ):

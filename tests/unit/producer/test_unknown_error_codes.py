@@ -5,18 +5,10 @@ from __future__ import annotations
 import pytest
 from support.producer_harness import TOPIC, ProducerHarness
 from support.scripted_broker import faults
-from support.transaction_harness import (
-    ADD_PARTITIONS,
-    END_TXN,
-    FIND_COORDINATOR,
-    INIT_PRODUCER_ID,
-    PRODUCE,
-    TransactionHarness,
-)
+from support.transaction_harness import TransactionHarness
 
 from spark_kafka_sink.common.errors import KafkaError, UnknownServerError
-
-METADATA = 3
+from spark_kafka_sink.protocol.versions import ApiKey
 
 
 def assert_told(error: BaseException | None, api: str, place: str) -> None:
@@ -28,7 +20,7 @@ def assert_told(error: BaseException | None, api: str, place: str) -> None:
 @pytest.mark.parametrize("is_idempotent", ["true", "false"])
 def test_of_a_batch(is_idempotent: str) -> None:
     harness = ProducerHarness({"enable.idempotence": is_idempotent})
-    harness.cluster.on(PRODUCE, faults.fail_with(999))
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(999))
     refused = harness.send()
     harness.settle()
     assert_told(refused.error, "Produce", f"{TOPIC}-0")
@@ -41,7 +33,7 @@ def test_of_a_batch(is_idempotent: str) -> None:
 
 def test_of_the_producer_id_of_an_idempotent_producer() -> None:
     harness = ProducerHarness()
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(999))
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(999))
     refused = harness.send()
     harness.settle()
     assert_told(refused.error, "InitProducerId", "Node ")
@@ -51,17 +43,17 @@ def test_of_the_producer_id_of_an_idempotent_producer() -> None:
 
 def test_of_a_topics_metadata() -> None:
     harness = ProducerHarness({"max.block.ms": "2000"})
-    harness.cluster.on(METADATA, faults.fail_with(999), times=None)
+    harness.cluster.on(ApiKey.METADATA, faults.fail_with(999), times=None)
     assert_told(harness.send().error, "Metadata", TOPIC)
 
 
 @pytest.mark.parametrize(
     ("api_key", "api", "call"),
     [
-        (FIND_COORDINATOR, "FindCoordinator", "init_transactions"),
-        (INIT_PRODUCER_ID, "InitProducerId", "init_transactions"),
-        (ADD_PARTITIONS, "AddPartitionsToTxn", "commit_transaction"),
-        (END_TXN, "EndTxn", "commit_transaction"),
+        (ApiKey.FIND_COORDINATOR, "FindCoordinator", "init_transactions"),
+        (ApiKey.INIT_PRODUCER_ID, "InitProducerId", "init_transactions"),
+        (ApiKey.ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxn", "commit_transaction"),
+        (ApiKey.END_TXN, "EndTxn", "commit_transaction"),
     ],
 )
 def test_of_a_transactional_request(api_key: int, api: str, call: str) -> None:

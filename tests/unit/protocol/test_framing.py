@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 from support.random_entities import random_entity, response_payload, varint
 from support.scripted_broker.responses import RawErrorCode
@@ -138,7 +139,7 @@ def test_flipped_bytes_give_an_entity_or_a_protocol_error_and_nothing_else(api_k
                 continue
             assert type(entity) in {
                 response_type(api_key, version),
-                response_type(api_key, 0) if api_key == 18 else None,
+                response_type(api_key, 0) if api_key == ApiKey.API_VERSIONS else None,
             }
     finally:
         logging.disable(logging.NOTSET)
@@ -260,7 +261,7 @@ def test_the_error_names_the_request_and_the_version() -> None:
 def test_a_broker_that_does_not_know_our_api_versions_is_read_in_version_0(version: int) -> None:
     payload = struct.pack(">ihihhh", 12, 35, 1, 18, 0, 2)
     correlation_id, response = parse_response(type(ApiVersionsRequest("s", "1").build(version)), payload)
-    assert (correlation_id, response.error_code) == (12, 35)
+    assert (correlation_id, response.error_code) == (12, ErrorCode.unsupported_version)
     assert [(each.api_key, each.min_version, each.max_version) for each in response.api_keys] == [(18, 0, 2)]
 
 

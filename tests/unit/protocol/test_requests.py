@@ -211,6 +211,7 @@ def test_a_groups_offsets_are_found_in_every_shape_of_the_answer(version: int) -
     ]
     values: dict[str, Any] = {"topics": topics} if version < 8 else {"groups": [{"group_id": "g", "topics": topics}]}
     found = group_offsets_of(parsed(9, version, values), "g")
+    assert found is not None
     assert found.topics[0].partitions[0].committed_offset == 5
     if version >= 8:
         assert group_offsets_of(parsed(9, version, values), "other") is None

@@ -24,7 +24,7 @@ from spark_kafka_sink.protocol.versions import (
 
 def versions_of(ranges: dict[int, tuple[int, int]], version: int = 3, **values: object) -> NodeApiVersions:
     keys = [{"api_key": key, "min_version": low, "max_version": high} for key, (low, high) in ranges.items()]
-    frame = encode_response(18, version, 1, {"error_code": 0, "api_keys": keys, **values})
+    frame = encode_response(ApiKey.API_VERSIONS, version, 1, {"error_code": 0, "api_keys": keys, **values})
     return NodeApiVersions.from_response(parse_response(request_type(18, version), frame[4:])[1])
 
 
@@ -91,8 +91,8 @@ def test_range_that_begins_below_zero_counts_from_zero() -> None:
 
 def test_api_named_twice_has_the_versions_of_both_ranges() -> None:
     def named_twice(*ranges: tuple[int, int]) -> NodeApiVersions:
-        keys = [{"api_key": 0, "min_version": low, "max_version": high} for low, high in ranges]
-        frame = encode_response(18, 0, 1, {"error_code": 0, "api_keys": keys})
+        keys = [{"api_key": ApiKey.PRODUCE, "min_version": low, "max_version": high} for low, high in ranges]
+        frame = encode_response(ApiKey.API_VERSIONS, 0, 1, {"error_code": 0, "api_keys": keys})
         return NodeApiVersions.from_response(parse_response(request_type(18, 0), frame[4:])[1])
 
     assert named_twice((0, 9), (0, 7)).usable_version(ProduceRequest(-1, 1, {})) == 7

@@ -26,7 +26,7 @@ POOL: list[list[Any]] = [
     [b"a", "b", None, bytearray(b"c"), memoryview(b"defg")[::2], np.bytes_(b"h"), Text("ö")],
     [None],
     [None, ""],
-    [memoryview(np.arange(3, dtype=np.int32)), b"a"],
+    [memoryview(np.arange(3, dtype=np.int32).data), b"a"],
 ]
 
 

@@ -4,6 +4,7 @@ import random
 from array import array
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -76,7 +77,7 @@ def encoded_runs(block: Block, runs: list[tuple[int, int, int, int]]) -> list[En
     chunks, latest = block.encode(array("q", chain.from_iterable(runs)))
     counts = [end - start for start, end, _, _ in runs]
     return [
-        EncodedRun(chunk, count, latest_ms, block.largest_record)
+        EncodedRun(memoryview(chunk), count, latest_ms, block.largest_record)
         for chunk, count, latest_ms in zip(chunks, counts, latest, strict=True)
     ]
 
@@ -123,7 +124,7 @@ def test_records_near_the_limit_are_measured_exactly_and_others_are_not() -> Non
     lengths = [0, 63, 64, 8_191, 8_192, 2**20 - 1, 2**20, None, 5]
     parts = [None if length is None else b"x" * length for length in lengths]
     headers = [[("name", part), ("ß", b"1")] * (63 + row) if row % 2 else None for row, part in enumerate(parts[:5])]
-    cases = [
+    cases: list[tuple[RecordColumns, list[tuple[Any, Any, Any]]]] = [
         (RecordColumns.from_rows(parts), [(None, part, ()) for part in parts]),
         (RecordColumns.from_rows(parts, parts[::-1]), list(zip(parts[::-1], parts, [()] * len(parts), strict=True))),
         (

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
@@ -56,13 +57,14 @@ def test_only_used_entries_of_a_large_dictionary_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every chunk and slice of a column has the whole dictionary."""
-    binary_length, looked_at = arrow.pc.binary_length, []
+    binary_length = pc.binary_length
+    looked_at: list[int] = []
 
     def noted(array: pa.Array) -> pa.Array:
         looked_at.append(len(array))
         return binary_length(array)
 
-    monkeypatch.setattr(arrow.pc, "binary_length", noted)
+    monkeypatch.setattr(pc, "binary_length", noted)
     dictionary = pa.array([f"customer-{row}" for row in range(1000)]).slice(100)
     chunk = pa.DictionaryArray.from_arrays(pa.array([7, None, 899, 7], pa.int16()), dictionary)
     made = RecordColumns(pa.chunked_array([chunk, chunk.slice(2)])).value

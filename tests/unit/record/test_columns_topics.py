@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.record.columns import RecordColumns, by_topic
 
 
-def split(topics: list[str | None]) -> dict[str, list[bytes]]:
+def split(topics: Sequence[str | None]) -> dict[str, list[bytes]]:
     columns = RecordColumns(pa.array([b"%d" % row for row in range(len(topics))], pa.binary()))
     return {topic: part.value.to_pylist() for topic, part in by_topic(columns, pa.array(topics, pa.string()), "null!")}
 

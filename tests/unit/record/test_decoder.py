@@ -75,7 +75,7 @@ def test_flipped_bit_after_the_leader_epoch_is_noticed() -> None:
         wrong = bytearray(data)
         wrong[position] ^= 0x10
         with pytest.raises(CorruptBatchError):
-            list(decode_batches(wrong))
+            list(decode_batches(bytes(wrong)))
 
 
 def test_error_of_a_wrong_checksum_has_the_offset_of_the_batch() -> None:

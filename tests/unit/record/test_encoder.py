@@ -40,7 +40,12 @@ def test_rows_of_more_than_2_gib_are_refused_before_a_byte_is_copied() -> None:
 
 
 def test_a_slice_of_rows_has_its_own_headers() -> None:
-    headers = [[("a", b"1")], [("b", None), ("c", b"22")], None, [("d", b"3")]]
+    headers: list[list[tuple[str, bytes | None]] | None] = [
+        [("a", b"1")],
+        [("b", None), ("c", b"22")],
+        None,
+        [("d", b"3")],
+    ]
     columns = RecordColumns.from_rows([b"v"] * 4, None, headers)
     whole, bounds = encode_columns(columns, np.zeros(4, np.int64), None)
     for start, end in ((1, 4), (1, 2), (2, 3), (3, 4)):
@@ -109,7 +114,12 @@ def test_short_lengths_are_written_as_bytes_and_not_packed() -> None:
 
 
 def test_bound_of_a_block_reads_no_single_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    headers = [[("a", b"1")], [("b", None), ("c", b"22")], None, [("d", b"3")]]
+    headers: list[list[tuple[str, bytes | None]] | None] = [
+        [("a", b"1")],
+        [("b", None), ("c", b"22")],
+        None,
+        [("d", b"3")],
+    ]
     columns = RecordColumns.from_rows([b"v"] * 4, None, headers).slice(1, 3)
     bound = int(encoder.record_size_upper_bounds(columns).sum())
     monkeypatch.setattr(encoder, "headers_upper_bounds", None)

@@ -77,9 +77,11 @@ def test_kernel_and_twin_give_the_same_bytes(seed: int) -> None:
     headers = [
         [("h" * rng.randint(1, 70), rng.choice([None, b"", b"v" * 200]))] * rng.randint(0, 3) for _ in range(rows)
     ]
+    first: list[bytes | None] = [b"before"] * before
+    no_key: list[bytes | None] = [None] * before
     columns = RecordColumns.from_rows(
-        [b"before"] * before + some(rng, rows, rng.choice([0, 60, 70_000]), rng.choice([0, 0.3, 1])),
-        rng.choice([None, [None] * before + some(rng, rows, 20, rng.choice([0, 0.5, 1]))]),
+        first + some(rng, rows, rng.choice([0, 60, 70_000]), rng.choice([0, 0.3, 1])),
+        rng.choice([None, no_key + some(rng, rows, 20, rng.choice([0, 0.5, 1]))]),
         rng.choice([None, [[]] * before + headers]),
     ).slice(before, rows)
     order: Any = rng.choice([None, np.array(rng.sample(range(rows), rows), np.intp)])
@@ -372,7 +374,7 @@ def test_chunk_keeps_its_bytes_alive(encode: Any) -> None:
     before = pool.bytes_allocated()
     contents = [random.Random(1).randbytes(5_000) for _ in range(4)]
     chunks = encode(RunInput(values(*contents), None, None, NOW, 40_000), runs((0, 1, 0, NOW), (1, 4, 0, NOW)), pool)
-    first, second = map(memoryview, chunks)
+    first, second = (memoryview(chunk) for chunk in chunks)
     del chunks
     assert pool.bytes_allocated() > before
     assert bytes(first[-5_001:-1]) == contents[0]

@@ -141,7 +141,12 @@ def test_dicts_with_the_names_as_keys_in_their_order_are_rows() -> None:
     assert leaves(UserDict(key="k", value="v"))
 
 
-PAIRS = [("a", b"1"), ["b", None], row(["key", "value"], "c", "3"), row(("value", "key"), bytearray(b"4"), "d")]
+PAIRS: list[Any] = [
+    ("a", b"1"),
+    ["b", None],
+    row(["key", "value"], "c", "3"),
+    row(("value", "key"), bytearray(b"4"), "d"),
+]
 PAIRS += [{"key": "e", "value": b"5"}, {"value": b"6", "key": "f"}, row(R(["key", "value"]), "g", b"")]
 
 

@@ -144,7 +144,7 @@ def arrow_stream() -> bytes:
         stream.write_batch(batch)
         stream.write_batch(batch.slice(3, 100))
         stream.write_batch(batch.slice(0, 0))
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())
 
 
 def test_rows_are_written_without_pandas() -> None:

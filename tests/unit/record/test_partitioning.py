@@ -42,7 +42,8 @@ def hashes_of(request: pytest.FixtureRequest) -> HashesOf:
     """The hashes of a column, by the kernel and by its twin."""
 
     def hashes(column: pa.Array | pa.ChunkedArray) -> list[int]:
-        return request.param(as_binary(combine(column, "key"), "key")).view(np.int32).tolist()
+        found: list[int] = request.param(as_binary(combine(column, "key"), "key")).view(np.int32).tolist()
+        return found
 
     return hashes
 

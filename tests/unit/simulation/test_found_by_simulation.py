@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from kio.schema.errors import ErrorCode
 from support.producer_harness import ProducerHarness
 from support.scripted_broker import faults
 from support.simulation.hooks import answer_with
 
 from spark_kafka_sink.common.errors import TopicAuthorizationError, UnsupportedCompressionTypeError
+from spark_kafka_sink.protocol.versions import ApiKey
 
-_PRODUCE = 0
-_REQUEST_TIMED_OUT, _TOPIC_AUTHORIZATION_FAILED, _UNSUPPORTED_COMPRESSION_TYPE = 7, 29, 76
 _ONE_RECORD_A_BATCH = {"batch.size": 1, "linger.ms": 0, "request.timeout.ms": 1_000, "delivery.timeout.ms": 60_000}
 
 
 def test_a_batch_refused_after_its_answer_was_lost_doubles_none_of_those_behind_it() -> None:
     harness = ProducerHarness(_ONE_RECORD_A_BATCH)
     harness.warm_up()
-    harness.cluster.on(_PRODUCE, faults.lose_response(), times=3)  # all three are in the log, and nobody says so
-    harness.cluster.on(_PRODUCE, faults.fail_with(_TOPIC_AUTHORIZATION_FAILED), times=1)
+    harness.cluster.on(ApiKey.PRODUCE, faults.lose_response(), times=3)  # all three are in the log, and nobody says so
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError), times=1)
 
     deliveries = [harness.send(value) for value in (b"first", b"second", b"third")]
     harness.settle()
@@ -30,8 +30,8 @@ def test_a_batch_refused_after_its_answer_was_lost_doubles_none_of_those_behind_
 def test_a_gap_before_a_later_batch_doubles_no_earlier_one_whose_fate_is_unknown() -> None:
     harness = ProducerHarness(_ONE_RECORD_A_BATCH)
     harness.warm_up()
-    harness.cluster.on(_PRODUCE, answer_with(_REQUEST_TIMED_OUT), times=1)  # in the log
-    harness.cluster.on(_PRODUCE, faults.fail_with(_UNSUPPORTED_COMPRESSION_TYPE), times=1)  # not in the log
+    harness.cluster.on(ApiKey.PRODUCE, answer_with(ErrorCode.request_timed_out), times=1)  # in the log
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(UnsupportedCompressionTypeError), times=1)  # not in the log
 
     deliveries = [harness.send(value) for value in (b"first", b"second", b"third")]  # the third is out of order
     harness.settle()
@@ -48,8 +48,8 @@ def test_no_batch_goes_so_far_ahead_that_the_leader_forgets_one_whose_answer_is_
     harness = ProducerHarness(_ONE_RECORD_A_BATCH)
     harness.warm_up()
     # The first is in the log and nobody says so, twice; the four with it, and then four more, are acknowledged.
-    harness.cluster.on(_PRODUCE, answer_with(_REQUEST_TIMED_OUT), times=1)
-    harness.cluster.on(_PRODUCE, answer_with(_REQUEST_TIMED_OUT), times=1, skip=4)
+    harness.cluster.on(ApiKey.PRODUCE, answer_with(ErrorCode.request_timed_out), times=1)
+    harness.cluster.on(ApiKey.PRODUCE, answer_with(ErrorCode.request_timed_out), times=1, skip=4)
 
     values = [b"%d" % number for number in range(12)]
     deliveries = [harness.send(value) for value in values]

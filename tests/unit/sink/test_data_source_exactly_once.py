@@ -16,7 +16,12 @@ from support.coordinator_bench import CoordinatorBench
 from support.scripted_broker import faults
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
+from spark_kafka_sink.common.errors import (
+    ClusterAuthorizationError,
+    ConfigError,
+    IllegalStateError,
+    TransactionalIdAuthorizationError,
+)
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink import data_source
@@ -238,7 +243,7 @@ def test_failed_abort_log_says_what_ends_transactions(
     writers = [travelled(KafkaBatchWriter(CONFIG, prefix)) for prefix in (PREFIX, None)]
     for each in writers:
         leave_open(bench, each._prefix)
-    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None)
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError), times=None)
     for writer in writers:
         writer.abort([None])
     KafkaStreamWriter(CONFIG, PREFIX).abort([None], 7)
@@ -257,7 +262,7 @@ def test_command_in_failure_names_another_decision_topic(
     """Bug: the printed command found no decision in the default topic, and aborted a decided batch."""
     writer = travelled(KafkaBatchWriter(replace(CONFIG, decision_topic="mine")))
     leave_open(bench, writer._prefix)
-    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None)
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError), times=None)
     writer.abort([None])
     assert f"finish --prefix={writer._prefix} --decision-topic=mine --bootstrap-servers HOST:PORT" in caplog.text
 
@@ -272,7 +277,8 @@ def test_transaction_with_a_refused_abort_is_not_called_aborted(
     else:
         leave_open(bench)
         messages = [None]
-    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None, skip=1)  # the driver's own transaction has ended
+    # The driver's own transaction ends.
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError), times=None, skip=1)
     writer.abort(messages)
     assert bench.state("orders/0") == "Ongoing"
     assert "their transactions end with their timeout, or before by python" in caplog.text
@@ -283,7 +289,7 @@ def test_failure_is_logged_if_cluster_cannot_be_reached(
 ) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG))
     leave_open(bench, writer._prefix)
-    bench.cluster.on(ApiKey.LIST_TRANSACTIONS, faults.fail_with(31), times=None)
+    bench.cluster.on(ApiKey.LIST_TRANSACTIONS, faults.fail_with(ClusterAuthorizationError), times=None)
     writer.abort([None])
     assert f"--prefix={writer._prefix} --bootstrap-servers HOST:PORT (" in caplog.text
 

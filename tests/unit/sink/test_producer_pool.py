@@ -12,10 +12,9 @@ from support.scripted_producer import ScriptedProducer
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ClusterAuthorizationError, ConfigError, SslAuthenticationError
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink import producer_pool
 from spark_kafka_sink.sink.producer_pool import CLOSE_TIMEOUT_S, IDLE_MS, ProducerPool, process_pool
-
-INIT_PRODUCER_ID = 22
 
 
 class HandClock:
@@ -282,7 +281,7 @@ def test_producers_are_made_under_lock_and_closed_after() -> None:
 
 def test_producer_works_after_a_missing_right_is_granted() -> None:
     harness = ProducerHarness({"linger.ms": "0"})
-    harness.cluster.on(INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError.error_code))
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError))
     pool = ProducerPool(lambda _: harness.producer, harness.clock)
     outcomes = []
     for _ in ("refused", "granted"):

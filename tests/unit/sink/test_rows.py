@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 import pytest
+from kio.schema.errors import ErrorCode
 from pyspark.sql import Row
 from support.scripted_producer import ScriptedProducer, Sent
 
@@ -316,11 +317,15 @@ def test_a_row_that_the_broker_refused_fails_the_task() -> None:
 
 
 def test_error_without_class_keeps_its_code() -> None:
-    bench = Bench(ScriptedProducer(on_flush=lambda all_sent: all_sent[0].report(error_for_code(89))))
+    bench = Bench(
+        ScriptedProducer(
+            on_flush=lambda all_sent: all_sent[0].report(error_for_code(ErrorCode.throttling_quota_exceeded))
+        )
+    )
     bench.writer.write(rows(1))
     with pytest.raises(BrokerError, match="quota") as caught:
         bench.writer.finish()
-    assert caught.value.error_code == 89
+    assert caught.value.error_code == ErrorCode.throttling_quota_exceeded
 
 
 def test_an_error_that_knows_its_topic_partition_keeps_its_text() -> None:

@@ -591,6 +591,21 @@ def test_every_cell_after_like_rows_is_written_or_refused(
             assert_as_meant(None, every, one_by_one=at % 2 == 0)
 
 
+@pytest.mark.parametrize("by_kernel", [True, False], ids=["kernel", "python"])
+@pytest.mark.parametrize("shape", ["Row", "Row of a DataFrame", "dict"])
+@pytest.mark.parametrize("index", [1, 5, 70])
+@pytest.mark.parametrize("names", [("value", "key"), ("value", "other"), ("other", "value")], ids=" ".join)
+def test_a_row_with_as_many_other_names_is_written_as_meant(
+    names: tuple[str, str], index: int, shape: str, by_kernel: bool
+) -> None:
+    cells = {"key": Cell("k", b"k"), "value": Cell("v", b"v"), "other": Cell("o", None)}
+    for one_by_one in (True, False):
+        every = [filler(number, "one", is_large=False) for number in range(index + 2)]
+        every.insert(index, built(shape, [(name, cells[name]) for name in names], "one"))
+        with compiled(by_kernel):
+            assert_as_meant("one", every, one_by_one=one_by_one)
+
+
 @pytest.mark.parametrize("index", [0, 1, 5, 70])
 @pytest.mark.parametrize("name", CELLS)
 def test_every_odd_cell_is_written_as_meant_or_refused(name: str, index: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kio.schema.errors import ErrorCode
 from support.scripted_broker.responses import encode_response
 
 from spark_kafka_sink.common.errors import (
@@ -28,10 +29,13 @@ from spark_kafka_sink.network.sasl.authenticator import (
     SaslAuthenticator,
     is_of_authentication,
 )
+from spark_kafka_sink.protocol.versions import ApiKey
 
-API_VERSIONS, HANDSHAKE, AUTHENTICATE = 18, 17, 36
 CANARY = "canary-secret"
-SPOKEN = ({"api_key": 17, "min_version": 0, "max_version": 1}, {"api_key": 36, "min_version": 0, "max_version": 2})
+SPOKEN = (
+    {"api_key": ApiKey.SASL_HANDSHAKE, "min_version": 0, "max_version": 1},
+    {"api_key": ApiKey.SASL_AUTHENTICATE, "min_version": 0, "max_version": 2},
+)
 Answer = bytes | None | Exception
 
 
@@ -39,7 +43,7 @@ class Mechanism:
     """Answers as it was told to."""
 
     name: ClassVar[str] = "TEST"
-    is_slow = False
+    is_slow: ClassVar[bool] = False
     secrets: Sequence[Secret] = (Secret(CANARY),)
 
     def __init__(self, answers: Sequence[Answer]) -> None:
@@ -130,10 +134,10 @@ def test_versions_then_the_mechanism_then_its_messages() -> None:
     assert rig.authenticator.is_complete
     assert mechanism.heard == [b"", b"server one", b"server two"]
     assert [asked[:2] for asked in rig.asked] == [
-        (API_VERSIONS, 0),
-        (HANDSHAKE, 1),
-        (AUTHENTICATE, 2),
-        (AUTHENTICATE, 2),
+        (ApiKey.API_VERSIONS, 0),
+        (ApiKey.SASL_HANDSHAKE, 1),
+        (ApiKey.SASL_AUTHENTICATE, 2),
+        (ApiKey.SASL_AUTHENTICATE, 2),
     ]
     assert [asked[2] for asked in rig.asked] == [FIRST_CORRELATION_ID + number for number in range(4)]
     assert rig.authenticator.take_outgoing() is None
@@ -162,19 +166,19 @@ def test_a_renewal_asks_for_no_versions_and_takes_a_new_mechanism() -> None:
     rig.say()
     assert rig.authenticator.is_complete
     assert not rig.authenticator.is_due(2**62), "the session without end is the one that holds"
-    assert [asked[0] for asked in rig.asked][3:] == [HANDSHAKE, AUTHENTICATE]
+    assert [asked[0] for asked in rig.asked][3:] == [ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE]
 
 
 def test_a_node_that_tells_no_end_of_sessions_has_none() -> None:
     rig = Rig(Mechanism([b"one", None]))
     rig.authenticator.begin()
     rig.take()
-    rig.answer(api_keys=(SPOKEN[0], {"api_key": 36, "min_version": 0, "max_version": 0}))
+    rig.answer(api_keys=(SPOKEN[0], {"api_key": ApiKey.SASL_AUTHENTICATE, "min_version": 0, "max_version": 0}))
     rig.take()
     rig.answer(mechanisms=("TEST",))
     rig.take()
     rig.say()
-    assert rig.asked[-1][:2] == (AUTHENTICATE, 0)
+    assert rig.asked[-1][:2] == (ApiKey.SASL_AUTHENTICATE, 0)
     assert rig.authenticator.is_complete
     assert not rig.authenticator.is_due(2**62)
 
@@ -247,19 +251,19 @@ def test_unsupported_mechanism_is_named_with_the_offered_ones() -> None:
     rig.answer(api_keys=SPOKEN)
     rig.take()
     with pytest.raises(UnsupportedSaslMechanismError, match=r"Node 7.*sasl\.mechanism=TEST\. It offers: PLAIN, A\?B\."):
-        rig.answer(error_code=33, mechanisms=("PLAIN", "A\nB"))
+        rig.answer(error_code=ErrorCode.unsupported_sasl_mechanism, mechanisms=("PLAIN", "A\nB"))
     assert rig.authenticator.take_outgoing() is None
 
 
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        (58, SaslAuthenticationError),
-        (34, IllegalSaslStateError),
-        (33, UnsupportedSaslMechanismError),
-        (7, RequestTimedOutError),
-        (-1, SaslAuthenticationError),
-        (42, SaslAuthenticationError),
+        (ErrorCode.sasl_authentication_failed, SaslAuthenticationError),
+        (ErrorCode.illegal_sasl_state, IllegalSaslStateError),
+        (ErrorCode.unsupported_sasl_mechanism, UnsupportedSaslMechanismError),
+        (ErrorCode.request_timed_out, RequestTimedOutError),
+        (ErrorCode.unknown_server_error, SaslAuthenticationError),
+        (ErrorCode.invalid_request, SaslAuthenticationError),
     ],
 )
 def test_what_a_refusal_becomes(code: int, kind: type[KafkaError]) -> None:
@@ -276,7 +280,7 @@ def test_a_refusal_without_a_text_of_its_own() -> None:
     rig.shake_hands()
     rig.take()
     with pytest.raises(SaslAuthenticationError, match="SASL authentication failed"):
-        rig.say(error_code=58, error_message=None)
+        rig.say(error_code=ErrorCode.sasl_authentication_failed, error_message=None)
 
 
 @pytest.mark.parametrize("kind", [SaslAuthenticationError, RetriableError])
@@ -315,7 +319,9 @@ def test_response_without_apis_is_not_a_refused_login() -> None:
     assert rig.authenticator.take_outgoing() is None
 
 
-@pytest.mark.parametrize("spoken", [SPOKEN[1:], ({"api_key": 17, "min_version": 0, "max_version": 0},)])
+@pytest.mark.parametrize(
+    "spoken", [SPOKEN[1:], ({"api_key": ApiKey.SASL_HANDSHAKE, "min_version": 0, "max_version": 0},)]
+)
 def test_a_node_without_the_framed_handshake_gets_nothing(spoken: tuple[Any, ...]) -> None:
     rig = Rig(Mechanism([b"secret"]))
     rig.authenticator.begin()
@@ -341,7 +347,7 @@ def test_versions_that_are_refused() -> None:
     rig.authenticator.begin()
     rig.take()
     with pytest.raises(BrokerError):
-        rig.answer(error_code=41)
+        rig.answer(error_code=ErrorCode.not_controller)
 
 
 def test_another_id_and_an_answer_to_nothing() -> None:

@@ -57,7 +57,10 @@ def test_scope_and_credentials_that_are_encoded(endpoint: Endpoint) -> None:
 
 
 def test_an_endpoint_that_speaks_no_http(endpoint: Endpoint) -> None:
-    endpoint.respond = lambda handler: handler.wfile.write(b"220 mail\r\n")
+    def greet(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"220 mail\r\n")
+
+    endpoint.respond = greet
     with pytest.raises(RetriableError, match=r"The token endpoint .* cannot be asked for a token: 220 mail"):
         endpoint.provider()()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
@@ -44,6 +45,21 @@ def refused(mechanism: ScramSha256Mechanism, challenge: bytes, why: str) -> str:
     return str(caught.value)
 
 
+def answer_to_proof(mechanism: ScramSha256Mechanism, server: ScramServer) -> bytes | None:
+    """Return what `server` says to the proof of `mechanism`: None if the proof is wrong."""
+    first = mechanism.respond(b"")
+    assert first is not None
+    final = mechanism.respond(server.hear_first(first))
+    assert final is not None
+    return server.hear_final(final)
+
+
+def servers_proof(mechanism: ScramSha256Mechanism, server: ScramServer) -> bytes:
+    proof = answer_to_proof(mechanism, server)
+    assert proof is not None
+    return proof
+
+
 @pytest.mark.parametrize(
     ("made", "messages"),
     [
@@ -69,7 +85,7 @@ def refused(mechanism: ScramSha256Mechanism, challenge: bytes, why: str) -> str:
     ],
     ids=["RFC 5802", "RFC 7677"],
 )
-def test_the_rfcs_examples(made, messages) -> None:
+def test_the_rfcs_examples(made: Callable[[], ScramSha256Mechanism], messages: tuple[bytes, ...]) -> None:
     mechanism = made()
     first, server_first, final, server_final = messages
     assert mechanism.respond(b"") == first
@@ -80,11 +96,12 @@ def test_the_rfcs_examples(made, messages) -> None:
 @pytest.mark.parametrize("made", MECHANISMS)
 @pytest.mark.parametrize("username", ["user", "a,b=c", "=2C", "Jörg", "x" * 300])
 @pytest.mark.parametrize("is_token", [False, True])
-def test_a_server_that_knows_the_password_lets_us_in(made, username, is_token) -> None:
+def test_a_server_that_knows_the_password_lets_us_in(
+    made: type[ScramSha256Mechanism], username: str, is_token: bool
+) -> None:
     server = ScramServer(made._hash, {username: PASSWORD})
     mechanism = made(username, Secret(PASSWORD), is_token)
-    final = mechanism.respond(server.hear_first(mechanism.respond(b"")))
-    proof = server.hear_final(final)
+    proof = servers_proof(mechanism, server)
     assert (server.username, server.is_token) == (username, is_token)
     assert server.is_authenticated
     assert mechanism.respond(proof) is None
@@ -93,7 +110,7 @@ def test_a_server_that_knows_the_password_lets_us_in(made, username, is_token) -
 def test_another_password_does_not() -> None:
     server = ScramServer("sha256", {"user": "another"})
     mechanism = client()
-    assert server.hear_final(mechanism.respond(server.hear_first(mechanism.respond(b"")))) is None
+    assert answer_to_proof(mechanism, server) is None
 
 
 def test_each_exchange_has_a_nonce_of_its_own_that_the_grammar_allows() -> None:
@@ -144,7 +161,7 @@ SALT = "QSXCR+Q6sek8bf92"
         ("r=" + "a" * 5000, "5002 bytes"),
     ],
 )
-def test_a_first_message_that_is_not_to_be_trusted(server_first, why) -> None:
+def test_a_first_message_that_is_not_to_be_trusted(server_first: str, why: str) -> None:
     refused(started(), server_first.encode(), why)
 
 
@@ -161,7 +178,7 @@ def test_the_servers_error_is_told_in_one_line() -> None:
 def test_unknown_extensions_are_passed_over() -> None:
     server = ScramServer("sha256", {"user": PASSWORD}, twist_first=lambda text: text + ",x=y")
     mechanism = client()
-    assert mechanism.respond(server.hear_final(mechanism.respond(server.hear_first(mechanism.respond(b""))))) is None
+    assert mechanism.respond(servers_proof(mechanism, server)) is None
 
 
 @pytest.mark.parametrize(
@@ -179,7 +196,7 @@ def test_unknown_extensions_are_passed_over() -> None:
         ("m=x,v=AAAA", "m="),
     ],
 )
-def test_a_server_that_does_not_prove_itself(server_final, why) -> None:
+def test_a_server_that_does_not_prove_itself(server_final: str, why: str) -> None:
     mechanism = started()
     mechanism.respond(f"r={OURS}abc,s={SALT},i=4096".encode())
     refused(mechanism, server_final.encode(), why)
@@ -189,7 +206,7 @@ def test_the_servers_signature_of_another_exchange_is_no_proof() -> None:
     """A man in the middle who has heard one exchange cannot play it again."""
     heard = ScramServer("sha256", {"user": PASSWORD})
     first = client(nonce="one")
-    proof = heard.hear_final(first.respond(heard.hear_first(first.respond(b""))))
+    proof = servers_proof(first, heard)
     assert first.respond(proof) is None
     second = started("two")
     second.respond(f"r=two{heard.nonce},s={SALT},i=4096".encode())
@@ -199,7 +216,7 @@ def test_the_servers_signature_of_another_exchange_is_no_proof() -> None:
 def test_nothing_more_is_taken_after_the_end() -> None:
     server = ScramServer("sha256", {"user": PASSWORD})
     mechanism = client()
-    mechanism.respond(server.hear_final(mechanism.respond(server.hear_first(mechanism.respond(b"")))))
+    mechanism.respond(servers_proof(mechanism, server))
     refused(mechanism, b"more", "after its last message")
 
 
@@ -208,13 +225,13 @@ def test_a_server_that_speaks_first() -> None:
 
 
 @pytest.mark.parametrize(("username", "password"), [("", "x"), ("x", ""), ("a\0b", "x")])
-def test_credentials_that_cannot_be_sent(username, password) -> None:
+def test_credentials_that_cannot_be_sent(username: str, password: str) -> None:
     with pytest.raises(ConfigError, match="SCRAM-SHA-256"):
         client(username, password)
 
 
 @pytest.mark.parametrize("made", MECHANISMS)
-def test_nothing_shows_the_password(made) -> None:
+def test_nothing_shows_the_password(made: type[ScramSha256Mechanism]) -> None:
     mechanism = made("user", Secret(PASSWORD))
     mechanism.respond(b"")
     assert PASSWORD not in repr(mechanism) + str(mechanism) + repr(vars(mechanism))
@@ -233,7 +250,7 @@ def test_whatever_a_server_sends_is_refused_in_words(challenge: bytes, is_last: 
 def test_a_flipped_byte_is_never_taken_for_a_proof(at: int, mask: int) -> None:
     server = ScramServer("sha256", {"user": PASSWORD})
     mechanism = client()
-    proof = bytearray(server.hear_final(mechanism.respond(server.hear_first(mechanism.respond(b"")))))
+    proof = bytearray(servers_proof(mechanism, server))
     proof[at % (len(proof) - 4)] ^= mask  # base64 does not use every bit of the last four
     with pytest.raises(SaslAuthenticationError):
         mechanism.respond(bytes(proof))

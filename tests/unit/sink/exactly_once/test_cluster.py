@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.coordinator_bench import CoordinatorBench
 from support.fake_clock import FakeClock
 from support.scripted_broker import faults
@@ -18,6 +19,7 @@ from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, EndTxnStatu
 from spark_kafka_sink.admin.transactions import Transactions
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
+    CoordinatorLoadInProgressError,
     InvalidTransactionTimeoutError,
     KafkaError,
     KafkaTimeoutError,
@@ -86,7 +88,7 @@ def test_end_of_transactions_is_retried_until_delivery_timeout_ms() -> None:
     bench = CoordinatorBench()
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
     opened = bench.open("P/0")
-    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(14), times=None)
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(CoordinatorLoadInProgressError), times=None)
     started_ms = bench.rig.now_ms
     (ended,) = cluster.end(opened, committed=True)
     assert ended.status is EndTxnStatus.UNRESOLVED
@@ -218,7 +220,7 @@ def test_only_transactions_in_the_given_states_are_listed() -> None:
 
 def test_timeout_of_topic_creation_names_the_option() -> None:
     bench = CoordinatorBench()
-    bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(41), times=None)
+    bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(ErrorCode.not_controller), times=None)
     with pytest.raises(KafkaTimeoutError, match=r"^decision\.topic=__\w+ of exactly-once delivery: .* within 1000 ms"):
         KafkaDriverCluster(bench.coordinator, CONFIG, "P")
 

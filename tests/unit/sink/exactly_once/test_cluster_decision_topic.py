@@ -6,16 +6,16 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.coordinator_bench import CoordinatorBench
 from support.driver_steps import CONFIG, driver_of
 from support.scripted_broker import faults
 
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaTimeoutError
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaTimeoutError, RequestTimedOutError
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 
 TOPIC = CONFIG.decision_topic
-DESCRIBE_CONFIGS = int(ApiKey.DESCRIBE_CONFIGS)
 
 
 @pytest.fixture(autouse=True)
@@ -57,15 +57,19 @@ def test_new_topic_is_accepted(bench: CoordinatorBench, caplog: pytest.LogCaptur
 def test_topic_is_checked_once_for_each_prefix_of_a_client(bench: CoordinatorBench) -> None:
     for _ in range(3):
         driver_of(bench, "P").begin()
-    assert len(bench.asked(DESCRIBE_CONFIGS)) == 1
+    assert len(bench.asked(ApiKey.DESCRIBE_CONFIGS)) == 1
 
 
-@pytest.mark.parametrize("error_code", [29, 31, 35], ids=["of the topic", "of the cluster", "unsupported"])
+@pytest.mark.parametrize(
+    "error_code",
+    [ErrorCode.topic_authorization_failed, ErrorCode.cluster_authorization_failed, ErrorCode.unsupported_version],
+    ids=["of the topic", "of the cluster", "unsupported"],
+)
 def test_missing_describe_right_logs_one_warning(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture, error_code: int
 ) -> None:
     bench.cluster.create_topic(TOPIC, 16)
-    bench.cluster.on(DESCRIBE_CONFIGS, faults.fail_with(error_code), times=None)
+    bench.cluster.on(ApiKey.DESCRIBE_CONFIGS, faults.fail_with(error_code), times=None)
     for prefix in ("P", "Q"):
         assert driver_of(bench, prefix).begin().last_batch_id is None
     (text,) = warnings(caplog)
@@ -75,13 +79,13 @@ def test_missing_describe_right_logs_one_warning(
 
 def test_check_with_retriable_error_is_repeated(bench: CoordinatorBench) -> None:
     bench.cluster.create_topic(TOPIC, 16, configs={"cleanup.policy": "delete"})
-    bench.cluster.on(DESCRIBE_CONFIGS, faults.fail_with(7), times=3)
+    bench.cluster.on(ApiKey.DESCRIBE_CONFIGS, faults.fail_with(RequestTimedOutError), times=3)
     with pytest.raises(IllegalStateError, match=r"cleanup\.policy=delete"):
         driver_of(bench, "P").begin()
 
 
 def test_check_without_an_answer_ends_with_a_timeout(bench: CoordinatorBench) -> None:
-    bench.cluster.on(DESCRIBE_CONFIGS, faults.fail_with(7), times=None)
+    bench.cluster.on(ApiKey.DESCRIBE_CONFIGS, faults.fail_with(RequestTimedOutError), times=None)
     with pytest.raises(KafkaTimeoutError, match=f"settings of topic {TOPIC} were not read within 60000 ms"):
         driver_of(bench, "P").begin()
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.coordinator_bench import CoordinatorBench
 from support.fake_selector import _Connection
 from support.scripted_broker import faults
@@ -29,6 +30,7 @@ from spark_kafka_sink.common.errors import (
     RecordTooLargeError,
     SslAuthenticationError,
     TopicAuthorizationError,
+    TransactionalIdAuthorizationError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.network.channel import ChannelKind
@@ -300,7 +302,7 @@ def test_an_undecided_batch_is_aborted(bench: OperatorBench) -> None:
 
 def test_transaction_that_could_not_be_aborted_is_reported_open(bench: OperatorBench) -> None:
     bench.batch(0)
-    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53))
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError))
     bench.operator.abort(PREFIX)
     assert re.fullmatch(r"Nothing was decided; open until they time out \(1\): orders/[01]\.\n", bench.said())
     bench.operator.abort(PREFIX)
@@ -352,7 +354,11 @@ def test_changed_batch_is_written_beside_the_first_one_after_forget(bench: Opera
     assert sorted(bench.values()) == ["row 0.0", "row 0.0", "row 0.1", "row 0.1"]
 
 
-@pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])
+@pytest.mark.parametrize(
+    "error_code",
+    [ErrorCode.coordinator_not_available, ErrorCode.transactional_id_authorization_failed],
+    ids=["away", "not authorized"],
+)
 def test_accept_is_refused_while_rows_may_be_committed(bench: OperatorBench, error_code: int) -> None:
     bench.decide(0)
 
@@ -440,7 +446,7 @@ def test_forget_fails_if_decision_cannot_be_removed(bench: OperatorBench, monkey
 
     def fenced_since(cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
         driver = take_over(cluster, prefix)
-        bench.cluster.on(ApiKey.END_TXN, faults.fail_with(90), times=None)
+        bench.cluster.on(ApiKey.END_TXN, faults.fail_with(ProducerFencedError), times=None)
         return driver
 
     monkeypatch.setattr(bench.operator, "_fenced", fenced_since)
@@ -509,7 +515,7 @@ def test_timeout_beyond_cluster_maximum_is_refused_at_start() -> None:
 
 def test_decision_topic_is_created_compacted_or_refusal_says_how() -> None:
     bench = CoordinatorBench()
-    bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(29))
+    bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(TopicAuthorizationError))
     with pytest.raises(
         TopicAuthorizationError, match=r"decision\.topic=__spark_kafka_sink_decisions by hand \(16 part"
     ):
@@ -523,7 +529,7 @@ def test_decision_topic_is_created_compacted_or_refusal_says_how() -> None:
 
 def test_too_large_decision_says_what_to_change(bench: OperatorBench) -> None:
     outcomes = bench.batch(4)
-    bench.cluster.on(ApiKey.PRODUCE, faults.fail_with(10))
+    bench.cluster.on(ApiKey.PRODUCE, faults.fail_with(RecordTooLargeError))
     text = r"Batch 4 .*prefix='orders' is not decided.* 2 tasks .*decision\.topic=__.*Raise max\.message\.bytes.*fewer"
     with pytest.raises(RecordTooLargeError, match=text):
         bench.driver.commit(outcomes)
@@ -664,9 +670,8 @@ def test_malformed_line_of_properties_is_named_by_number(tmp_path: Path) -> None
 
 
 def test_decision_topic_comes_from_file_or_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "p").write_text(
-        "Kafka.Bootstrap.Servers=h:1\nDecision.Topic=ours\n"
-    )  # as the query's options may have them
+    # The query's options may have capitals.
+    (tmp_path / "p").write_text("Kafka.Bootstrap.Servers=h:1\nDecision.Topic=ours\n")
     bench = OperatorBench()
     monkeypatch.setattr(operator, "connect", lambda _: bench.coordinator)
     monkeypatch.setattr(bench.coordinator, "close", lambda: None)

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.coordinator_bench import PLACE, CoordinatorBench
 from support.driver_steps import CONFIG, driver_of, refused_to_task_0, told_by_a_task
 from support.scripted_broker import faults
@@ -153,7 +154,11 @@ def test_forgotten_transaction_counts_if_its_marker_was_committed(
         assert driver.begin().last_batch_id == 4
 
 
-@pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])
+@pytest.mark.parametrize(
+    "error_code",
+    [ErrorCode.coordinator_not_available, ErrorCode.transactional_id_authorization_failed],
+    ids=["away", "not authorized"],
+)
 def test_batch_with_an_unfinished_commit_is_not_noted(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int
 ) -> None:
@@ -171,7 +176,13 @@ def test_batch_with_an_unfinished_commit_is_not_noted(
 
 
 @pytest.mark.parametrize(
-    ("is_driver", "error_code"), [(True, 53), (False, 53), (False, 15)], ids=["the decision", "refused", "away"]
+    ("is_driver", "error_code"),
+    [
+        (True, ErrorCode.transactional_id_authorization_failed),
+        (False, ErrorCode.transactional_id_authorization_failed),
+        (False, ErrorCode.coordinator_not_available),
+    ],
+    ids=["the decision", "refused", "away"],
 )
 @pytest.mark.parametrize("query_id", ["q", ""], ids=["stream", "batch write"])
 def test_error_of_undecided_write_advises_no_second_write(
@@ -189,7 +200,9 @@ def test_error_of_undecided_write_advises_no_second_write(
     assert ("start" in str(caught.value).replace("--bootstrap", "")) is (query_id != "")
     assert ("Do not write it again" in str(caught.value)) is (query_id == "")
     assert (typed in str(caught.value)) is (query_id == "")
-    assert caught.value.retriable is (query_id != "" and (is_driver or error_code == 15))
+    assert caught.value.retriable is (
+        query_id != "" and (is_driver or error_code == ErrorCode.coordinator_not_available)
+    )
     assert isinstance(caught.value.__cause__, KafkaError)
 
 
@@ -197,18 +210,18 @@ def test_error_code_without_class_is_kept_in_longer_text(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
-        raise error_for_code(89)
+        raise error_for_code(ErrorCode.throttling_quota_exceeded)
 
     told = told_by_a_task(bench, driver.begin())
-    script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(89), times=None)
+    script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(ErrorCode.throttling_quota_exceeded), times=None)
     with pytest.raises(BrokerError, match="its commit did not end") as commit:
         driver.commit([told])
-    assert commit.value.error_code == 89
+    assert commit.value.error_code == ErrorCode.throttling_quota_exceeded
     bench.cluster.scripts.remove(script)
     monkeypatch.setattr(ExactlyOnceDriver, "_note_finished", refused)
     with pytest.raises(BrokerError, match="is committed: its rows count") as note:
         driver.begin()
-    assert note.value.error_code == 89
+    assert note.value.error_code == ErrorCode.throttling_quota_exceeded
 
 
 def test_driver_fenced_while_writing_decides_nothing(
@@ -224,16 +237,24 @@ def test_driver_fenced_while_writing_decides_nothing(
     monkeypatch.setattr(KafkaDriverCluster, "write_decision", taken_over)
     with pytest.raises(ProducerFencedError, match=r"Another driver runs.*batch 4 is not decided here"):
         driver.commit([told])
-    assert bench.asked(int(ApiKey.END_TXN)) == []
+    assert bench.asked(ApiKey.END_TXN) == []
 
 
 @pytest.mark.parametrize(
     ("error_code", "kind", "text"),
     [
-        (90, ProducerFencedError, "It finishes or repeats batch 4"),
-        (49, ProducerFencedError, "It finishes or repeats batch 4"),
-        (48, IllegalStateError, "Batch 4 is not decided: .* timed out while the decision was written"),
-        (53, KafkaTimeoutError, "Whether batch 4 is decided is not known: "),
+        (ErrorCode.producer_fenced, ProducerFencedError, "It finishes or repeats batch 4"),
+        (ErrorCode.invalid_producer_id_mapping, ProducerFencedError, "It finishes or repeats batch 4"),
+        (
+            ErrorCode.invalid_txn_state,
+            IllegalStateError,
+            "Batch 4 is not decided: .* timed out while the decision was written",
+        ),
+        (
+            ErrorCode.transactional_id_authorization_failed,
+            KafkaTimeoutError,
+            "Whether batch 4 is decided is not known: ",
+        ),
     ],
     ids=["fenced", "forgotten", "timed out", "not authorized"],
 )
@@ -348,7 +369,11 @@ def test_batch_decided_while_it_is_fenced_is_not_aborted(
     assert bench.state("P/0") == "CompleteCommit"
 
 
-@pytest.mark.parametrize("error_code", [15, 53], ids=["away", "not authorized"])
+@pytest.mark.parametrize(
+    "error_code",
+    [ErrorCode.coordinator_not_available, ErrorCode.transactional_id_authorization_failed],
+    ids=["away", "not authorized"],
+)
 def test_failed_abort_is_logged_and_returns_false(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, caplog: pytest.LogCaptureFixture, error_code: int
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.coordinator_bench import PLACE, CoordinatorBench
 from support.driver_steps import CONFIG, driver_of, refused_to_task_0, told_by_a_task
 from support.scripted_broker.transaction_coordinator import MAX_EPOCH
@@ -105,14 +106,18 @@ def test_driver_with_deciding_successor_ends_nothing(version: int, monkeypatch: 
     monkeypatch.setattr(KafkaDriverCluster, "write_decision", taken_over)
     with pytest.raises(ProducerFencedError, match=r"Another driver runs.*batch 4 is not decided here"):
         driver.commit([told])
-    assert bench.asked(int(ApiKey.END_TXN)) == []
+    assert bench.asked(ApiKey.END_TXN) == []
 
 
 # ---- decided batches -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
-@pytest.mark.parametrize("error_code", [48, 49, 90], ids=["another state", "forgotten", "another epoch"])
+@pytest.mark.parametrize(
+    "error_code",
+    [ErrorCode.invalid_txn_state, ErrorCode.invalid_producer_id_mapping, ErrorCode.producer_fenced],
+    ids=["another state", "forgotten", "another epoch"],
+)
 def test_late_commit_counts_if_marker_was_committed(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int, is_marked: bool
 ) -> None:
@@ -136,7 +141,7 @@ def test_commands_in_errors_name_another_decision_topic(bench: CoordinatorBench,
     cluster = KafkaDriverCluster(bench.coordinator, replace(CONFIG, decision_topic=topic), "P")
     driver = ExactlyOnceDriver("P", cluster, lambda: 0)
     told = told_by_a_task(bench, driver.begin())
-    bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(49), times=None)
+    bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(ErrorCode.invalid_producer_id_mapping), times=None)
     typed = f"transactions {{}} --prefix=P{flag} --bootstrap-servers HOST:PORT. "
     with pytest.raises(TransactionLostError, match=re.escape(typed.format("accept"))):
         driver.commit([told])
@@ -158,7 +163,7 @@ def test_unreadable_markers_error_says_batch_is_decided(
     committed.
     """
     told = told_by_a_task(bench, driver.begin())
-    bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(49), times=None)
+    bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(ErrorCode.invalid_producer_id_mapping), times=None)
     ask = getattr(KafkaDriverCluster, what)
 
     def in_vain(*given: Any) -> Any:
@@ -278,7 +283,7 @@ def test_abort_with_last_epoch_ends_open_transactions() -> None:
 
 def test_refused_abort_is_requested_only_once(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
     told = told_by_a_task(bench, driver.begin())
-    bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(53), times=None)
+    bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(ErrorCode.transactional_id_authorization_failed), times=None)
     bench.cluster.requests.clear()
     assert not driver.abort(told.batch_start, [told])
     asked = [exchange.request.transactional_id for exchange in bench.asked(ApiKey.END_TXN)]

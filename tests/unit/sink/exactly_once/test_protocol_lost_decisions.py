@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.coordinator_bench import CoordinatorBench
 from support.driver_steps import CONFIG, driver_of, told_by_a_task
 from support.scripted_broker import faults
@@ -11,7 +12,13 @@ from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.faults import Proceed
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, TopicAuthorizationError
+from spark_kafka_sink.common.errors import (
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    TopicAuthorizationError,
+    TransactionalIdAuthorizationError,
+)
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, first_use_key
@@ -59,7 +66,7 @@ def test_first_driver_leaves_a_first_use_record_before_it_begins(bench: Coordina
 
 
 def test_driver_may_follow_one_that_died_before_init(bench: CoordinatorBench) -> None:
-    bench.cluster.on(INIT, faults.fail_with(53))
+    bench.cluster.on(INIT, faults.fail_with(TransactionalIdAuthorizationError))
     with pytest.raises(KafkaError):
         driver_of(bench, "P").begin()
     assert another_process(bench).begin().last_batch_id is None
@@ -113,9 +120,8 @@ def test_topic_deleted_during_a_batch_is_an_error(bench: CoordinatorBench) -> No
     started_ms = bench.rig.now_ms
     with pytest.raises(IllegalStateError, match="is not in the cluster"):
         driver.commit([told])
-    limit_ms = (
-        15_000 if bench.raw.version >= 2 else CONFIG.producer.max_block_ms + 5_000
-    )  # by a request to its coordinator
+    # Version 1 asks the coordinator first.
+    limit_ms = 15_000 if bench.raw.version >= 2 else CONFIG.producer.max_block_ms + 5_000
     assert bench.rig.now_ms - started_ms < limit_ms
     assert bench.state("P/0") == "Ongoing", "nothing was decided"
 
@@ -170,7 +176,7 @@ def test_later_batches_make_no_more_requests(bench: CoordinatorBench) -> None:
     bench.cluster.requests.clear()
     driver_of(bench, "P").begin()
     assert bench.asked(DESCRIBE) == []
-    assert bench.asked(int(ApiKey.DESCRIBE_CONFIGS)) == []
+    assert bench.asked(ApiKey.DESCRIBE_CONFIGS) == []
     assert len(bench.asked(FETCH)) == 1
 
 
@@ -258,7 +264,10 @@ def test_transaction_of_successors_task_is_not_aborted(bench: CoordinatorBench) 
 def refused_topic(_: ScriptedCluster, __: Exchange, proceed: Proceed) -> Answer:
     values = proceed().values or {}
     refused = [
-        {**topic, "error_code": 29, "partitions": ()} if topic["name"] == TOPIC else topic for topic in values["topics"]
+        {**topic, "error_code": ErrorCode.topic_authorization_failed, "partitions": ()}
+        if topic["name"] == TOPIC
+        else topic
+        for topic in values["topics"]
     ]
     return Answer({**values, "topics": refused})
 

@@ -54,7 +54,6 @@ from spark_kafka_sink.sink.exactly_once.session import (
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.options import SinkConfig
 
-FETCH, INIT = int(ApiKey.FETCH), int(ApiKey.INIT_PRODUCER_ID)
 PREFIX = "orders"
 OPTIONS = {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
 CONFIG = SinkConfig.from_options(OPTIONS)
@@ -106,7 +105,7 @@ def test_session_without_prefix_reads_no_decision(bench: SessionBench, prefix: s
     bench.commit(others)
     DriverSession(prefix).run(CONFIG, None, bench.tasks)
     assert bench.values() == ["row 0"]
-    assert (bench.asked(FETCH) == []) is (prefix is None)
+    assert (bench.asked(ApiKey.FETCH) == []) is (prefix is None)
 
 
 def test_batches_count_one_after_the_other(bench: SessionBench) -> None:
@@ -219,8 +218,12 @@ def test_sink_with_other_settings_makes_new_connections(bench: SessionBench) -> 
     assert bench.connections == ["made"]
     bench.run(2, config=OTHERS["compression"])
     assert bench.connections == ["made", "closed", "made"]
-    init = next(each for each in reversed(bench.asked(INIT)) if each.request.transactional_id == "orders/driver")
-    assert init.request.producer_id == -1  # its epoch may be of another cluster
+    init = next(
+        each
+        for each in reversed(bench.asked(ApiKey.INIT_PRODUCER_ID))
+        if each.request.transactional_id == "orders/driver"
+    )
+    assert init.request.producer_id == -1  # the epoch that it had was another cluster's, for all it knows
 
 
 def test_sink_uses_the_decision_topic_it_names(bench: SessionBench) -> None:
@@ -315,11 +318,11 @@ def test_client_is_made_again_after_refused_end(
 
 def test_session_does_not_read_its_own_decision_again(bench: SessionBench) -> None:
     bench.run(0)
-    reads = len(bench.asked(FETCH))
+    reads = len(bench.asked(ApiKey.FETCH))
     bench.run(1)
     session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 2), lambda *_: [])
     bench.run(3)
-    assert len(bench.asked(FETCH)) == reads
+    assert len(bench.asked(ApiKey.FETCH)) == reads
     assert bench.values() == ["row 0", "row 1", "row 3"]
 
 
@@ -743,19 +746,19 @@ def test_query_decided_under_its_id_goes_on_under_that_name(
     old = "spark-kafka-sink-q"
     session(old).run(CONFIG, StreamBatch("q", "run 1", 0), bench.tasks)
     assert batch_prefix(CONFIG, StreamBatch("q", "run 2", 0, "file:/checkpoint")) == old
-    asked = len(bench.asked(FETCH))
+    asked = len(bench.asked(ApiKey.FETCH))
     assert batch_prefix(CONFIG, StreamBatch("q", "run 2", 1, "file:/checkpoint")) == old
-    assert len(bench.asked(FETCH)) == asked, "a process looks once"
+    assert len(bench.asked(ApiKey.FETCH)) == asked, "a process looks once"
 
 
 def test_another_query_is_refused_before_it_fences_the_first(bench: SessionBench) -> None:
     """Bug: a second application with the same prefix stopped the first one, which owned the prefix."""
     bench.run(0)
-    fences = len(bench.asked(INIT))
+    fences = len(bench.asked(ApiKey.INIT_PRODUCER_ID))
     other = DriverSession(PREFIX)
     with pytest.raises(IllegalStateError, match="belongs to query q,"):
         other.run(CONFIG, StreamBatch("other", "run", 0), bench.tasks)
-    assert len(bench.asked(INIT)) == fences
+    assert len(bench.asked(ApiKey.INIT_PRODUCER_ID)) == fences
     bench.run(1)
     assert bench.values() == ["row 0", "row 1"]
 

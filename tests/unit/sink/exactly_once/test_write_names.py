@@ -280,7 +280,7 @@ def test_stalled_write_leaves_its_name_to_new_owner(
 
 def test_claim_that_cannot_be_ended_costs_only_its_name(bench: WriteBench, caplog: pytest.LogCaptureFixture) -> None:
     claim = bench.claim()
-    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(53), times=None)
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError), times=None)
     bench.release(claim)
     assert f"its name {claim.prefix} is not used again for some days: " in caplog.text
 
