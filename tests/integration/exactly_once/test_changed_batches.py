@@ -128,7 +128,7 @@ def test_a_copied_checkpoint_with_another_topic_is_refused(
             "transactional.id.prefix": stream.prefix,
         }
         reader = spark.readStream.schema("key STRING, value STRING").option("maxFilesPerTrigger", 1)
-        writer = reader.json(str(stream.source)).writeStream.foreachBatch(KafkaSink(options).write_batch)
+        writer = reader.json(str(stream.source)).writeStream.foreachBatch(KafkaSink(options).write_batch)  # type: ignore[arg-type]
         writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 
     stream.write_files(0, 1)

@@ -133,10 +133,10 @@ def leave_decided(query: Query) -> None:
     """Leave batch 0 decided and none of its transactions committed, as a driver does that dies in between."""
 
     def touch(own: DriverSession) -> None:
-        def gone(*_: object) -> None:
+        def gone(*_: Any) -> None:
             raise GoneError
 
-        own._driver.finish = gone  # type: ignore[method-assign]
+        own._driver.finish = gone  # type: ignore[assignment, method-assign]
         own._give_up = lambda config, batch_start, outcomes: None  # type: ignore[method-assign]
         touched.append(own)
 

@@ -29,7 +29,7 @@ class Record(NamedTuple):
     @classmethod
     def of(cls, message: Message) -> Record:
         kind, _ = message.timestamp()
-        return cls(message.key(), message.value(), tuple(message.headers() or ()), kind == TIMESTAMP_CREATE_TIME)
+        return cls(message.key(), message.value(), tuple(message.headers() or ()), kind == TIMESTAMP_CREATE_TIME)  # type: ignore[arg-type]
 
 
 WARM_UP = b"the first record of a partition"

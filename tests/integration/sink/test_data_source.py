@@ -26,7 +26,8 @@ from spark_kafka_sink.local import Admin, EmbeddedKafka
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 Write = Callable[[DataFrame, dict[str, str]], None]
 
@@ -269,7 +270,7 @@ def test_update_mode_works_only_by_foreach_batch(
     with pytest.raises(StreamingQueryException, match="kafka_sink does not support Update mode"):
         refused.awaitTermination()
 
-    stream = counts(files.stream()).writeStream.outputMode("update").foreachBatch(KafkaSink(options).write_batch)
+    stream = counts(files.stream()).writeStream.outputMode("update").foreachBatch(KafkaSink(options).write_batch)  # type: ignore[arg-type]
     stream = stream.option("checkpointLocation", str(tmp_path / "update"))
     stream.trigger(availableNow=True).start().awaitTermination()
     assert sorted(values_of(spark, kafka_broker, topic)) == ["1000", "1000", "500", "500"]

@@ -234,11 +234,11 @@ A1: Final = ((b"a", b"1"),)
 ODD_HEADERS: Final = [
     odd([(b"a", b"1")], A1),
     odd([(np.str_("a"), np.bytes_(b"1"))], A1),
-    odd([Row("a", b"1")], A1),
+    odd([Row("a", b"1")], A1),  # type: ignore[call-overload]
     odd({"a": b"1"}, A1),
     odd({"a": b"1"}.items(), A1),
     lambda: Cell(iter([("a", b"1")]), A1, is_plain=False),
-    odd(Row(("a", b"1")), A1),
+    odd(Row(("a", b"1")), A1),  # type: ignore[call-overload]
     odd(("a", b"1"), A1),
     odd(["a", b"1"], A1),
     odd(Row(key="a", value=b"1"), A1),
@@ -258,7 +258,14 @@ CELLS: Final = {
     "timestamp": (TIMESTAMPS, ODD_TIMESTAMPS),
 }
 """Column → (makers of cells that are written, makers of odd ones)."""
-ABSENT: Final = {"key": None, "partition": None, "headers": (), "timestamp": None, "topic": NOTHING, "value": NOTHING}
+ABSENT: Final[dict[str, Any]] = {
+    "key": None,
+    "partition": None,
+    "headers": (),
+    "timestamp": None,
+    "topic": NOTHING,
+    "value": NOTHING,
+}
 EXTRAS: Final = ("extra", "Value", "KEY", "values", "Topic", "count", "index", "header")
 
 
@@ -279,7 +286,7 @@ class OwnRow(Row):
 
 def _namedtuple(columns: Columns, **more: bool) -> Any:
     names = [str(name) for name, _ in columns]
-    return namedtuple("Pandas", names, **more)(*(value for _, value in columns))  # type: ignore[misc]
+    return namedtuple("Pandas", names, **more)(*(value for _, value in columns))  # type: ignore[arg-type]
 
 
 def _values(columns: Columns) -> list[Any]:
@@ -470,7 +477,7 @@ class HarnessSink(KafkaSink):
     def __init__(self, harness: ProducerHarness, topic: str | None) -> None:
         super().__init__({"kafka.bootstrap.servers": "h1:9092", **({} if topic is None else {"topic": topic})})
         producer = HarnessProducer(harness)
-        self.pool = ProducerPool(lambda config: producer, SystemClock())  # type: ignore[arg-type,return-value]
+        self.pool = ProducerPool(lambda config: producer, SystemClock())
 
     def _new_writer(self) -> PartitionWriter:
         return PartitionWriter(self._config, self.pool)

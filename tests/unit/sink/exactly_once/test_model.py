@@ -124,10 +124,10 @@ def written_once(version: int, aborted_until: int, decided_until: int) -> None:
             world.plan = {}
         return result
 
-    world.request = interrupted  # type: ignore[method-assign]
+    world.request = interrupted
     with contextlib.suppress(KafkaError):  # it logs this, and leaves the rest to the operator
         driver.abort(batch_start, outcomes)
-    world.request = request  # type: ignore[method-assign]
+    world.request = request
     ExactlyOnceDriver("P", cluster, lambda: world.now_ms, is_operator=True).begin()
     assert len(world.committed_rows()) in {0, len(world.rows(world.input, 0))}, world.requests
 

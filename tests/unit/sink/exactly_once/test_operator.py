@@ -10,6 +10,7 @@ import shlex
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -91,10 +92,10 @@ class OperatorBench(CoordinatorBench):
         class GoneError(Exception):
             pass
 
-        def gone(*_: object) -> None:
+        def gone(*_: Any) -> None:
             raise GoneError
 
-        self.driver.finish = gone  # type: ignore[method-assign]
+        self.driver.finish = gone  # type: ignore[assignment]
         with pytest.raises(GoneError):
             self.driver.commit(outcomes)
         del self.driver.finish
