@@ -236,7 +236,7 @@ BROKEN: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.TrustsTheCheckpoint, 1, (Fault.ALL_FORGOTTEN,), "Doubled"),
     (broken.ForgetsEmptyBatches, 0, (), "The query is refused"),
     (broken.WaitsForTimeouts, 2, (Fault.STALLED, Fault.CRASH_BEFORE), "does not get through"),
-    (named_writes.GivesBackAfterFailure, 1, (Fault.CRASH_AFTER,), "torn, and nobody was told"),
+    (named_writes.GivesBackAfterFailure, 1, (Fault.CRASH_AFTER,), "torn, without an error"),
     (named_writes.GivesBackBeforeTheEnd, 1, (Fault.OTHER_DRIVER,), "Lost, and nothing happened"),
 )
 SLOWLY_FOUND: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
@@ -245,7 +245,7 @@ SLOWLY_FOUND: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.TakesNothingForNoDecision, 2, (Fault.TOPIC_EMPTIED, Fault.CRASH_BEFORE), "Doubled"),
     (broken.SweepsUnproven, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
 )
-"""Of these it takes seconds to find the fault."""
+"""For these the model needs seconds to find the fault."""
 
 
 @pytest.mark.parametrize(
