@@ -202,7 +202,7 @@ class Soak:
 
     @property
     def sent(self) -> int:
-        return sum(len(work.ledger.sent) for work in (*self.workloads, *self.transacting))
+        return sum(len(work.ledger.sent) for work in (*self.workloads, *self.transacting))  # type: ignore[attr-defined, misc]
 
     def step(self) -> None:
         """Run one fault to its end, and wait until everything works again."""
@@ -217,7 +217,7 @@ class Soak:
             work.await_acknowledged(20, within_s=90)
         for transacting in self.transacting:
             transacting.await_committed(1, within_s=90)
-        for work in (*self.workloads, *self.transacting):
+        for work in (*self.workloads, *self.transacting):  # type: ignore[assignment]
             self.stage.await_in_sync(work.ledger.sent[0].topic)
 
     def verdict(self) -> list[Anomaly]:
@@ -273,7 +273,7 @@ def report(soak: Soak, anomalies: list[Anomaly]) -> Table:
     works = (*soak.workloads, *soak.transacting)
     table.add_section()
     table.add_row("", "records sent", f"{soak.sent:,}", "")
-    table.add_row("", "acknowledged", f"{sum(len(work.ledger.acknowledged_at) for work in works):,}", "")
+    table.add_row("", "acknowledged", f"{sum(len(work.ledger.acknowledged_at) for work in works):,}", "")  # type: ignore[attr-defined, misc]
     failed = [sum(len(work.ledger.failed_after_s) for work in each) for each in (soak.workloads, soak.transacting)]
     table.add_row("", "failed", f"{failed[0]:,}", "")
     table.add_row("", "failed, in transactions that were aborted", f"{failed[1]:,}", "")

@@ -36,7 +36,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
 PARTITIONS = 3
 DECISIONS = "__spark_kafka_sink_decisions"
 LATEST_REQUEST = 16
-"""Of a driver in a batch of up to six tasks."""
+"""The number of the last request of a driver in a batch of up to six tasks."""
 
 QUERY = """
 import json, random, sys, threading
@@ -99,7 +99,7 @@ class FailingCluster(DyingCluster):
         if self._left == -1:
             if self._is_after:
                 call()
-            raise KafkaTimeoutError("staged: nobody answers")
+            raise KafkaTimeoutError("staged: no response")
         return call()
 
 

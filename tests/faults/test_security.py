@@ -90,7 +90,7 @@ def test_row_47_bad_password_or_user(
 ) -> None:
     listener = "SASL_SSL" if mechanism == "PLAIN" else "SASL_PLAINTEXT"
     settings = secured_broker.settings(listener) | FAST | login(user, WRONG, mechanism)
-    servers = settings.pop("bootstrap.servers")
+    servers = str(settings.pop("bootstrap.servers"))
     with TcpProxy(servers) as proxy:
         producer = start_producer(proxy.address, **settings)
         with Stopwatch() as watch, pytest.raises(SaslAuthenticationError) as caught:
@@ -127,7 +127,7 @@ def test_row_48_session_ends(
             time.sleep(1)
             work.await_acknowledged(20)
         assert connections
-        assert connections_to(port) >= connections, "a connection was made anew instead of logged in again"
+        assert connections_to(port) >= connections, "a new connection was made instead of a new login"
     timeline.note(finish(kafka.bootstrap_servers, work))
     assert work.longest_silence_s() < 1.5
 
@@ -218,7 +218,7 @@ def test_row_49_untrusted_peers(
 ) -> None:
     """The error is clear, and the client sends no byte of the Kafka protocol or of a login."""
     authority = secured_broker.authority
-    serve = {
+    serve = {  # type: ignore[no-untyped-call]
         "wrong host": lambda: tls_with(authority.issue("elsewhere.example"), tmp_path),
         "expired": lambda: tls_with(authority.issue_expired(), tmp_path),
         "untrusted": lambda: tls_with(Authority("another authority").issue(), tmp_path),
@@ -250,7 +250,7 @@ def test_row_49_cut_in_the_handshake(
     secured_broker.admin.create_topic(name)
     settings = secured_broker.settings("SASL_SSL") | FAST | login("alice", USERS["alice"])
     for _ in range(5):
-        with TcpProxy(settings["bootstrap.servers"]) as proxy:
+        with TcpProxy(str(settings["bootstrap.servers"])) as proxy:
             proxy.cut_after(rng.randrange(1, 400), rng.choice((Way.UP, Way.DOWN)), reset=rng.random() < 0.5)
             producer = start_producer(proxy.address, **settings | {"bootstrap.servers": proxy.address})
             assert producer.send(name, b"v").result(10).partition == 0
@@ -338,7 +338,7 @@ def test_row_53_no_secret_is_shown(secured_broker: SecuredBroker, start_producer
     settings = secured_broker.settings("SASL_SSL") | login("alice", USERS["alice"])
     sink = KafkaSink({f"kafka.{key}": value for key, value in settings.items()}, topic="t")
     shown = [repr(sink), str(sink)]
-    servers = settings.pop("bootstrap.servers")
+    servers = str(settings.pop("bootstrap.servers"))
     producer = start_producer(servers, **settings)
     shown += [repr(producer), repr(producer.config), str(producer.config), repr(producer.metrics())]
     for bad in ({"sasl.mechanism": "SCRAM-SHA-257"}, {"sasl.jaas.config": f"nonsense {WRONG}"}, {"linger.ms": "x"}):

@@ -18,7 +18,7 @@ from spark_kafka_sink.local.admin import Admin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 NewTopic = Callable[..., None]
 ROOT = Path(__file__).resolve().parents[2]

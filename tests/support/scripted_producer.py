@@ -1,19 +1,27 @@
 """A producer that follows a script instead of talking to a broker.
 
-It stands at the sink's own seam, the `Producer` protocol.
+It stands at the sink's own seam, the `Producer` protocol. It has no transactions; a test's subclass may add them.
 
 By default every row is acknowledged at flush, as the real one does at the latest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.fake_clock import FakeClock
+
+from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.producer.futures import RunCallback, RunMetadata
+from spark_kafka_sink.producer.transactions import PreparedTransaction
 from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.sink.producer_pool import ProducerPool
 
 
 @dataclass
@@ -80,3 +88,34 @@ class ScriptedProducer:
 
     def node_metrics(self) -> dict[str, dict[str, float]]:
         return {"node-1": {"request-total": float(self.flushes)}}
+
+    def init_transactions(self, transactional_id: str | None = None) -> None:
+        raise AssertionError("this producer has no transactions")
+
+    def begin_transaction(self) -> None:
+        raise AssertionError("this producer has no transactions")
+
+    def send_offsets_to_transaction(self, offsets: Mapping[TopicPartition, tuple[int, str | None]], group: str) -> None:
+        raise AssertionError("this producer has no transactions")
+
+    @property
+    def current_transaction(self) -> OpenTransaction:
+        raise AssertionError("this producer has no transactions")
+
+    def prepare_transaction(self) -> PreparedTransaction:
+        raise AssertionError("this producer has no transactions")
+
+
+class ScriptedPool(ProducerPool):
+    """A pool of one scripted producer, or of those that `create` makes."""
+
+    def __init__(
+        self, create: ScriptedProducer | Callable[[ProducerConfig], ScriptedProducer], clock: Clock | None = None
+    ) -> None:
+        made = create if isinstance(create, ScriptedProducer) else None
+        self.create = create if made is None else lambda _: made
+        super().__init__(lambda config: self.create(config), clock or FakeClock())
+
+    @property
+    def lent(self) -> int:
+        return len(self._lent)

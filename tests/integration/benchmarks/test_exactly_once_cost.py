@@ -136,7 +136,7 @@ def batches_of_spark(spark: SparkSession, stage: Any, form: str, folder: Path) -
         spark.dataSource.register(KafkaSinkDataSource)
         writer = writer.format("kafka_sink").options(**options)
     else:
-        writer = writer.foreachBatch(KafkaSink(options).write_batch)
+        writer = writer.foreachBatch(KafkaSink(options).write_batch)  # type: ignore[arg-type]
     query = writer.option("checkpointLocation", str(checkpoint)).start()
     try:
         before: Counter[str] = Counter()

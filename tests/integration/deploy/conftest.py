@@ -186,9 +186,9 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     spark_class, deploy = SPARK_HOME / "bin" / "spark-class", "org.apache.spark.deploy"
     ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     with ExitStack() as stack:
-        master = [spark_class, f"{deploy}.master.Master", *ports]
+        master: list[str | Path] = [spark_class, f"{deploy}.master.Master", *ports]
         address = started(stack, folder / "master.log", r"spark://127\.0\.0\.1:\d+", *master)
-        worker = [spark_class, f"{deploy}.worker.Worker", *ports, "--cores", "2", "--memory", "1g"]
+        worker: list[str | Path] = [spark_class, f"{deploy}.worker.Worker", *ports, "--cores", "2", "--memory", "1g"]
         registered = "Successfully registered with master"
         started(stack, folder / "worker.log", registered, *worker, "--work-dir", folder / "work", address)
         yield address

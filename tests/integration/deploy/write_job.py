@@ -65,7 +65,7 @@ def interfaces(spark: SparkSession, frame: DataFrame, options: dict[str, str]) -
         "foreachPartition": lambda: frame.foreachPartition(sink.write_partition),
         "format": lambda: frame.write.format("kafka_sink").options(**options).mode("append").save(),
         "foreach": lambda: run(stream_of(spark, frame).writeStream.foreach(sink)),
-        "foreachBatch": lambda: run(stream_of(spark, frame).writeStream.foreachBatch(sink.write_batch)),
+        "foreachBatch": lambda: run(stream_of(spark, frame).writeStream.foreachBatch(sink.write_batch)),  # type: ignore[arg-type]
         "stream": lambda: run(stream_of(spark, frame).writeStream.format("kafka_sink").options(**options)),
     }
 

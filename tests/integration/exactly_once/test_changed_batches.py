@@ -101,9 +101,8 @@ def test_after_accept_changed_batch_counts_once(spark: SparkSession, stream: Str
     stream.write_files(0, 2)
     stream.run(spark, 2)
     stream.forget_commit(1)
-    write_file(
-        stream, 1, range(1040, 1080), int((stream.source / "00001.json").stat().st_mtime)
-    )  # as rand() changes them
+    # rand() would change the rows like this
+    write_file(stream, 1, range(1040, 1080), int((stream.source / "00001.json").stat().st_mtime))
     refuse(spark, stream, "their content differs")
     operate("accept", stream)
     stream.write_files(2, 1)
@@ -129,7 +128,7 @@ def test_a_copied_checkpoint_with_another_topic_is_refused(
             "transactional.id.prefix": stream.prefix,
         }
         reader = spark.readStream.schema("key STRING, value STRING").option("maxFilesPerTrigger", 1)
-        writer = reader.json(str(stream.source)).writeStream.foreachBatch(KafkaSink(options).write_batch)
+        writer = reader.json(str(stream.source)).writeStream.foreachBatch(KafkaSink(options).write_batch)  # type: ignore[arg-type]
         writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 
     stream.write_files(0, 1)

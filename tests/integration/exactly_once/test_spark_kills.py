@@ -91,7 +91,7 @@ def test_whole_spark_killed_loses_and_duplicates_nothing(kafka_broker: Admin, tm
             assert process.wait(timeout=LIMIT_S) == -signal.SIGKILL, f"seed {SEED}, {text}"
             continue
         process = start(stream, *layout)
-        await_true(lambda before=before: stream.last_batch() > before, process, text)  # until the query runs
+        await_true(lambda before=before: stream.last_batch() > before, process, text)  # type: ignore[misc]  # until the query runs
         time.sleep(rng.random() * 2)
         kill_session(process.pid)
         process.wait()
@@ -214,7 +214,7 @@ def test_executors_killed_during_a_batch_lose_and_duplicate_nothing(
             else:
                 time.sleep(rng.random())
                 cluster.kill_one(rng)
-            await_true(lambda before=before: stream.last_batch() > before, cluster.process, f"kill {number}")
+            await_true(lambda before=before: stream.last_batch() > before, cluster.process, f"kill {number}")  # type: ignore[misc]
         cluster.finish()
         check(stream, files)
     finally:

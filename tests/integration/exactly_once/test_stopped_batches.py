@@ -17,7 +17,7 @@ from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.streaming import DataStreamWriter
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 LIMIT_S = 60.0
 ROWS_A_BATCH = 5

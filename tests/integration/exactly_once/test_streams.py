@@ -196,7 +196,7 @@ def test_two_sinks_of_one_foreach_batch_need_a_prefix_each(
     def both(*sinks: KafkaSink) -> None:
         read = spark.readStream.schema("key STRING, value STRING").json(str(stream.source))
         query = (
-            read.writeStream.foreachBatch(lambda batch, id_: [sink.write_batch(batch, id_) for sink in sinks])
+            read.writeStream.foreachBatch(lambda batch, id_: [sink.write_batch(batch, id_) for sink in sinks])  # type: ignore[arg-type]
             .option("checkpointLocation", str(stream.checkpoint))
             .trigger(availableNow=True)
             .start()
@@ -336,7 +336,7 @@ def test_deleted_checkpoint_is_refused_without_a_prefix(
         if form == "format":
             writer = writer.format("kafka_sink").options(**options)
         else:
-            writer = writer.foreachBatch(KafkaSink(options).write_batch)
+            writer = writer.foreachBatch(KafkaSink(options).write_batch)  # type: ignore[arg-type]
         writer.option("checkpointLocation", str(stream.checkpoint)).trigger(
             availableNow=True
         ).start().awaitTermination()
@@ -433,7 +433,7 @@ def test_forms_without_a_driver_are_refused(spark: SparkSession, servers: str, f
     )
     frame = spark.range(1).selectExpr("'v' AS value")
     with pytest.raises(PythonException, match=r'nothing on the driver.*format\("kafka_sink"\).*foreachBatch'):
-        frame.foreachPartition(sink.write_partition if form == "foreachPartition" else lambda _: sink.open(0, 0))
+        frame.foreachPartition(sink.write_partition if form == "foreachPartition" else lambda _: sink.open(0, 0))  # type: ignore[arg-type]
 
 
 def test_several_topics_of_one_batch_commit_together(spark: SparkSession, servers: str, three_partitions: str) -> None:

@@ -24,7 +24,7 @@ def filled_topic(kafka_broker: Admin, new_topic: Callable[..., str]) -> str:
     for n in range(300):
         headers = [("n", str(n).encode()), ("null", None)] if n % 2 else None
         key = None if n % 10 == 0 else f"schlüssel-{n}"
-        producer.produce(topic, f"[b]{n}", key, n % 3, timestamp=1_356_998_400_000 + n, headers=headers)
+        producer.produce(topic, f"[b]{n}", key, n % 3, timestamp=1_356_998_400_000 + n, headers=headers)  # type: ignore[arg-type]
     assert producer.flush(30) == 0
     return topic
 

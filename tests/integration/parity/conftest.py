@@ -29,13 +29,13 @@ class Record(NamedTuple):
     @classmethod
     def of(cls, message: Message) -> Record:
         kind, _ = message.timestamp()
-        return cls(message.key(), message.value(), tuple(message.headers() or ()), kind == TIMESTAMP_CREATE_TIME)
+        return cls(message.key(), message.value(), tuple(message.headers() or ()), kind == TIMESTAMP_CREATE_TIME)  # type: ignore[arg-type]
 
 
 WARM_UP = b"the first record of a partition"
 
 Contents = dict[tuple[str, int], list[Record]]
-"""Topic, as the case calls it, and partition → records by offset."""
+"""The topic (under its name in the case) and partition → records by offset."""
 
 
 @dataclass(frozen=True)

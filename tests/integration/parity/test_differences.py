@@ -101,11 +101,11 @@ def test_spark_refuses_python_sinks_in_real_time_mode(
     stream = spark.readStream.format("rate").load().selectExpr("CAST(value AS STRING) AS value")
     writer = stream.writeStream.outputMode("update").option("checkpointLocation", str(tmp_path))
     if form == "foreachBatch":
-        writer = writer.foreachBatch(KafkaSink(options).write_batch)
+        writer = writer.foreachBatch(KafkaSink(options).write_batch)  # type: ignore[arg-type]
     else:
         writer = writer.format(form).options(**options)
     with pytest.raises(IllegalArgumentException) as caught:
-        writer.trigger(realTime="5 seconds").start()
+        writer.trigger(realTime="5 seconds").start()  # type: ignore[call-overload]
     assert "STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST" in str(caught.value)
 
 

@@ -45,7 +45,7 @@ def stream_through(
     if form == "foreach":
         writer = writer.foreach(KafkaSink(options))
     elif form == "foreachBatch":
-        writer = writer.foreachBatch(KafkaSink(options).write_batch)
+        writer = writer.foreachBatch(KafkaSink(options).write_batch)  # type: ignore[arg-type]
     else:
         writer = writer.format(form).options(**options)
     query = writer.trigger(availableNow=True).start()

@@ -139,7 +139,7 @@ def test_session_is_renewed_until_the_client_is_revoked(
 ) -> None:
     """A broker's session ends with its token: here after 3 to 4 s, because a token's end is in whole seconds."""
     provider.life_s, provider.told_life_s = 4, 3
-    futures = []
+    futures: list[Any] = []
     with caplog.at_level(logging.DEBUG, "spark_kafka_sink"), KafkaProducer(settings(broker, provider)) as producer:
         deadline_s = time.monotonic() + 30
         while len(provider.given) < 4 and time.monotonic() < deadline_s:

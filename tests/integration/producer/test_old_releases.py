@@ -93,7 +93,7 @@ def assert_table_of_releases(servers: str, release: str) -> None:
     """Check that every spoken version came with this release or earlier, and the next version of each request later."""
     with producing(servers) as producer:
         producer.send("versions", b"v").result(30)
-        spoken = producer.sender._client._api_versions.get("1")
+        spoken = producer.sender._client._api_versions.get("1")  # type: ignore[attr-defined]
     assert spoken is not None
     wrong = []
     for api_key, ours in SUPPORTED_VERSIONS.items():

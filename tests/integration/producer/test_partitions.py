@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 from support.librdkafka import read_topic
 
 from spark_kafka_sink.local import Admin

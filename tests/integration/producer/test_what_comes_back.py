@@ -38,7 +38,7 @@ ROWS: list[Sent] = [
 
 def as_sent(message: Message) -> Sent:
     assert message.timestamp()[0] == TIMESTAMP_CREATE_TIME
-    return message.key(), message.value(), message.timestamp()[1], message.headers() or []
+    return message.key(), message.value(), message.timestamp()[1], message.headers() or []  # type: ignore[return-value]
 
 
 def keyed(rows: list[Sent]) -> list[Sent]:

@@ -213,7 +213,7 @@ def test_python_function_before_write_gets_no_larger_batches(
 def test_rows_are_counted_without_an_earlier_python_function(spark: SparkSession) -> None:
     numbers = spark.range(3)
     spark.udf.register("in_python", str)
-    spark.udtf.register("table_in_python", udtf(TableInPython, returnType="value STRING"))
+    spark.udtf.register("table_in_python", udtf(TableInPython, returnType="value STRING"))  # type: ignore[arg-type]
     numbers.createOrReplaceTempView("numbers")
     try:
         for query, is_counted in {
@@ -276,5 +276,5 @@ def test_no_setting_remains_or_reaches_other_threads(spark: SparkSession) -> Non
         assert context.getLocalProperty(RECORDS) == "5"
         assert context.getLocalProperty(BYTES) is None
     finally:
-        context.setLocalProperty(RECORDS, None)  # type: ignore[arg-type]
+        context.setLocalProperty(RECORDS, None)
     assert seen == [None]

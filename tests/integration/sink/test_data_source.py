@@ -26,7 +26,8 @@ from spark_kafka_sink.local import Admin, EmbeddedKafka
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 Write = Callable[[DataFrame, dict[str, str]], None]
 
@@ -269,7 +270,7 @@ def test_update_mode_works_only_by_foreach_batch(
     with pytest.raises(StreamingQueryException, match="kafka_sink does not support Update mode"):
         refused.awaitTermination()
 
-    stream = counts(files.stream()).writeStream.outputMode("update").foreachBatch(KafkaSink(options).write_batch)
+    stream = counts(files.stream()).writeStream.outputMode("update").foreachBatch(KafkaSink(options).write_batch)  # type: ignore[arg-type]
     stream = stream.option("checkpointLocation", str(tmp_path / "update"))
     stream.trigger(availableNow=True).start().awaitTermination()
     assert sorted(values_of(spark, kafka_broker, topic)) == ["1000", "1000", "500", "500"]
@@ -389,7 +390,7 @@ def test_query_stopped_during_a_batch_loses_no_row(
         assert query.isActive, query.exception()
         time.sleep(0.05)
     stopped = [each for each in Look.at(port).pythons if each.connections]
-    assert len(stopped) >= 2, f"nobody writes: {stopped}"
+    assert len(stopped) >= 2, f"no task writes: {stopped}"
     query.stop()
 
     def left() -> list[str]:
@@ -452,7 +453,7 @@ for port in range(*map(int, options["metrics.port"].split("-"))):
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             print("SCRAPED", answer.read().decode())
-    except (OSError, http.client.HTTPException):  # nobody's, or another server's
+    except (OSError, http.client.HTTPException):  # the port is free, or another server's
         continue
 spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
 frame.write.format("kafka_sink").options(**options).mode("append").save()

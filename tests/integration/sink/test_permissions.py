@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PythonException
@@ -42,7 +42,7 @@ def test_each_missing_permission_is_named_and_all_suffice(
     }
     frame = spark.range(100, numPartitions=2).selectExpr("CAST(id AS STRING) AS value")
     principal = f"User:{user}"
-    left = {
+    left: dict[str, Any] = {
         decisions: (
             "CREATE",
             Permission(principal, "create", "topic", decisions),

@@ -33,7 +33,7 @@ def write(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
         if request.param == "foreach":
             stream = stream.foreach(sink)
         elif request.param == "write_batch":
-            stream = stream.foreachBatch(sink.write_batch)
+            stream = stream.foreachBatch(sink.write_batch)  # type: ignore[arg-type]
         else:
             stream = stream.foreachBatch(lambda batch, _: batch.foreachPartition(sink.write_partition))
         stream = stream.option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -171,12 +171,12 @@ def test_consecutive_tasks_of_a_worker_share_one_producer(spark: SparkSession, k
     def task(rows: Iterator[Row]) -> Iterator[tuple[int, int]]:
         sink.write_partition(rows)
         for entry in process_pool()._ready.values():
-            if entry.producer.config.client_id == "shared":
+            if entry.producer.config.client_id == "shared":  # type: ignore[attr-defined]
                 yield os.getpid(), id(entry.producer)
 
     sink = sink_of(kafka_broker, topic=topic, **{"kafka.client.id": "shared"})
     frame = spark.range(0, 1_000, 1, 10).selectExpr("CAST(id AS STRING) AS value")
-    found = frame.rdd.mapPartitions(task).collect() + frame.rdd.mapPartitions(task).collect()
+    found = frame.rdd.mapPartitions(task).collect() + frame.rdd.mapPartitions(task).collect()  # type: ignore[arg-type]
     assert len(found) == 20
     workers = {process_id for process_id, _ in found}
     assert len(set(found)) == len(workers) <= 2

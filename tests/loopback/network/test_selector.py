@@ -129,7 +129,7 @@ def test_misuse_is_refused(selector: Selector, peer: Peer) -> None:
     selector.close_all()
     for call in (lambda: selector.poll(0), lambda: selector.connect("2", peer.address, -1, -1)):
         with pytest.raises(IllegalStateError, match="closed"):
-            call()
+            call()  # type: ignore[no-untyped-call]
 
 
 def test_socket_options_are_set_and_minus_one_leaves_the_systems(selector: Selector, peer: Peer) -> None:

@@ -101,7 +101,7 @@ def test_failed_send_ends_a_connection_with_a_silent_peer(peer: Peer) -> None:
         selector.send(send_of(b"x"))
         started = time.monotonic()
         selector.poll(5_000)
-        assert time.monotonic() - started < 3, "the poll waited with an end to tell"
+        assert time.monotonic() - started < 3, "the poll waited with an end to report"
         state = selector.disconnected["1"]
         assert state.kind is ChannelKind.FAILED_SEND
         assert "nothing goes here" in str(state.error)
@@ -301,7 +301,7 @@ def test_close_in_a_forked_child_keeps_the_parents_connections(selector: Selecto
             refused = 0
             for call in (lambda: selector.poll(0), lambda: selector.send(send_of(b"x"))):
                 try:
-                    call()
+                    call()  # type: ignore[no-untyped-call]
                 except IllegalStateError:
                     refused += 1
             selector.wakeup()
@@ -371,7 +371,7 @@ def test_connection_made_and_lost_in_one_poll_is_reported_lost(peer: Peer) -> No
         def begin(self) -> None:
             raise SaslAuthenticationError("no")
 
-    selector = Selector(SystemClock(), -1, make_authenticator=lambda *_: Refused())  # type: ignore[arg-type, return-value]
+    selector = Selector(SystemClock(), -1, make_authenticator=lambda *_: Refused())  # type: ignore[arg-type]
     selector.connect("1", peer.address)
     poll_until(selector, lambda: selector.connected or selector.disconnected)
     assert selector.connected == []

@@ -83,7 +83,7 @@ class Login:
 
 def test_each_login_is_counted_once_by_outcome(peer: Peer) -> None:
     outcomes = iter([False, True])
-    selector = Selector(SystemClock(), -1, make_authenticator=lambda *_: Login(next(outcomes)))  # type: ignore[arg-type, return-value]
+    selector = Selector(SystemClock(), -1, make_authenticator=lambda *_: Login(next(outcomes)))  # type: ignore[arg-type]
     selector.connect("1", peer.address)
     poll_until(selector, lambda: selector.is_channel_ready("1"))
     selector.connect("2", peer.address)

@@ -180,7 +180,7 @@ class FaultyAuthenticator:
 
 def test_exception_in_a_login_ends_it_without_its_text(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    selector = Selector(SystemClock(), 540_000, make_authenticator=lambda *_: FaultyAuthenticator())  # type: ignore[arg-type, return-value]
+    selector = Selector(SystemClock(), 540_000, make_authenticator=lambda *_: FaultyAuthenticator())  # type: ignore[arg-type]
     selector.connect("1", peer.address)
     state = lost(selector)
     assert state.kind is ChannelKind.AUTHENTICATE

@@ -61,7 +61,7 @@ def test_a_slow_reader_gets_every_byte_in_order(selector: Selector) -> None:
         pieces = [memoryview(data)[low:high] for low, high in zip([0, *cuts], [*cuts, len(data)], strict=True)]
         send = NetworkSend("1", pieces)
         selector.send(send)
-        poll_until(selector, lambda send=send: send in selector.completed_sends)
+        poll_until(selector, lambda send=send: send in selector.completed_sends)  # type: ignore[misc]
     reader.join(LIMIT_S)
     peer.close()
     assert bytes(got) == wanted

@@ -572,7 +572,7 @@ def test_key_update_of_the_peer_is_handled(tmp_path: Path) -> None:
     def read_until(wanted: bytes) -> bytes:
         seen = b""
         while wanted not in seen:
-            assert select.select([server.stdout], [], [], 10)[0], seen
+            assert select.select([server.stdout], [], [], 10)[0], seen  # type: ignore[type-var]
             seen += os.read(server.stdout.fileno(), 1 << 16)
         return seen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import socket
 import threading
@@ -162,7 +163,7 @@ def _let_in(rogue: ScriptedCluster) -> faults.Hook:
     def hook(cluster: Any, exchange: Any, proceed: Any) -> Any:
         answer = proceed()
         if answer.values["error_code"]:
-            return faults.dataclasses.replace(
+            return dataclasses.replace(
                 answer, values={"error_code": 0, "error_message": None, "auth_bytes": b"v=AAAA"}, close=False
             )
         return answer

@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def server(cluster: ScriptedCluster) -> Iterator[ScriptedServer]:
 
 
 @contextlib.contextmanager
-def producer(server: ScriptedServer, password: str = PASSWORD, **settings: Any) -> Iterator[KafkaProducer]:
+def producer(server: ScriptedServer, password: str = PASSWORD, /, **settings: Any) -> Iterator[KafkaProducer]:
     given = {
         "bootstrap.servers": ",".join(server.bootstrap_servers),
         "security.protocol": "SASL_PLAINTEXT",
@@ -65,7 +66,7 @@ def producer(server: ScriptedServer, password: str = PASSWORD, **settings: Any) 
 
 
 def values(cluster: ScriptedCluster) -> list[bytes]:
-    return [record.value for records in cluster.records("t") for record in records]
+    return [record.value or b"" for records in cluster.records("t") for record in records]
 
 
 def outcome(producer: KafkaProducer) -> KafkaError | None:
@@ -90,7 +91,9 @@ def failure(producer: KafkaProducer) -> KafkaError:
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("is_idempotent", [True, False])
-def test_records_arrive_after_every_login(server, cluster, mechanism, is_idempotent) -> None:
+def test_records_arrive_after_every_login(
+    server: ScriptedServer, cluster: ScriptedCluster, mechanism: str, is_idempotent: bool
+) -> None:
     cluster.sasl.mechanisms = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
     with producer(server, sasl_mechanism=mechanism, enable_idempotence=is_idempotent) as made:
         for number in range(10):
@@ -101,7 +104,7 @@ def test_records_arrive_after_every_login(server, cluster, mechanism, is_idempot
     assert {exchange.version for exchange in cluster.requests_of(ApiKey.SASL_AUTHENTICATE)} == {2}
 
 
-def test_plain_without_tls_needs_the_setting(server, cluster) -> None:
+def test_plain_without_tls_needs_the_setting(server: ScriptedServer, cluster: ScriptedCluster) -> None:
     cluster.sasl.mechanisms = ["PLAIN"]
     jaas = f"PlainLoginModule required username='alice' password='{PASSWORD}';"
     settings = {"sasl_mechanism": "PLAIN", "sasl_jaas_config": jaas}
@@ -112,7 +115,7 @@ def test_plain_without_tls_needs_the_setting(server, cluster) -> None:
     assert values(cluster) == [b"x"]
 
 
-def test_tokens_of_a_function_log_in(server, cluster) -> None:
+def test_tokens_of_a_function_log_in(server: ScriptedServer, cluster: ScriptedCluster) -> None:
     cluster.sasl.mechanisms, cluster.sasl.tokens = ["OAUTHBEARER"], {"good"}
     settings = {"sasl_mechanism": "OAUTHBEARER", "sasl_jaas_config": None, "sasl_allow_cleartext_credentials": True}
     with producer(server, sasl_oauthbearer_token_provider=lambda: ("good", 10**15), **settings) as made:
@@ -123,7 +126,9 @@ def test_tokens_of_a_function_log_in(server, cluster) -> None:
     assert b"\x01" in cluster.sasl.tokens_heard  # the last token may be of another connection, which the close ended
 
 
-def test_tokens_of_an_endpoint_are_renewed_with_the_session(server, cluster, tmp_path, monkeypatch) -> None:
+def test_tokens_of_an_endpoint_are_renewed_with_the_session(
+    server: ScriptedServer, cluster: ScriptedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     cluster.sasl.mechanisms = ["OAUTHBEARER"]
@@ -159,7 +164,9 @@ def test_tokens_of_an_endpoint_are_renewed_with_the_session(server, cluster, tmp
 # ---- refusals: final, quick, and without endless retries -------------------------------------------------------------
 
 
-def refused(server: ScriptedServer, cluster: ScriptedCluster, kind: type[KafkaError], **settings: Any) -> str:
+def refused(
+    server: ScriptedServer, cluster: ScriptedCluster, kind: type[KafkaError], **settings: dict[str, Any]
+) -> str:
     """Check that every send fails at once with `kind`, and that the producer does not reconnect without a pause."""
     with producer(server, **settings) as made:
         first = failure(made)
@@ -176,7 +183,7 @@ def refused(server: ScriptedServer, cluster: ScriptedCluster, kind: type[KafkaEr
 
 
 @pytest.mark.parametrize("settings", [{}, {"enable_idempotence": False}, {"transactional_id": "x"}])
-def test_wrong_password_is_refused(server, cluster, settings) -> None:
+def test_wrong_password_is_refused(server: ScriptedServer, cluster: ScriptedCluster, settings: dict[str, Any]) -> None:
     cluster.sasl.users = {"alice": "another"}
     if "transactional_id" in settings:
         with producer(server, **settings) as made:
@@ -190,7 +197,9 @@ def test_wrong_password_is_refused(server, cluster, settings) -> None:
 
 
 @pytest.mark.parametrize("offered", [["PLAIN"], [], ["PLAIN", "scram-sha-256"]])
-def test_producer_tries_no_other_mechanism(server, cluster, offered, caplog) -> None:
+def test_producer_tries_no_other_mechanism(
+    server: ScriptedServer, cluster: ScriptedCluster, offered: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     cluster.sasl.mechanisms = offered
     text = refused(server, cluster, UnsupportedSaslMechanismError)
     assert "sasl.mechanism=SCRAM-SHA-256" in text
@@ -198,7 +207,7 @@ def test_producer_tries_no_other_mechanism(server, cluster, offered, caplog) -> 
     assert cluster.sasl.tokens_heard == []
 
 
-def test_listener_without_sasl_is_refused(server, cluster) -> None:
+def test_listener_without_sasl_is_refused(server: ScriptedServer, cluster: ScriptedCluster) -> None:
     cluster.sasl = None
     with producer(server) as made:
         assert isinstance(failure(made), IllegalSaslStateError)
@@ -217,7 +226,9 @@ def test_listener_without_sasl_is_refused(server, cluster) -> None:
         ({"twist_final": lambda text: "v=AAAA"}, "is wrong"),
     ],
 )
-def test_untrusted_server_is_refused(server, cluster, twist, why) -> None:
+def test_untrusted_server_is_refused(
+    server: ScriptedServer, cluster: ScriptedCluster, twist: dict[str, Any], why: str
+) -> None:
     cluster.sasl.make_scram = lambda hash_name, users: _lax(ScramServer(hash_name, users, **twist))
     assert why in refused(server, cluster, SaslAuthenticationError)
 
@@ -225,17 +236,20 @@ def test_untrusted_server_is_refused(server, cluster, twist, why) -> None:
 def _lax(server: ScramServer) -> ScramServer:
     """A server that accepts every user, as an untrusted one would."""
     hear_final = server.hear_final
-    server.hear_final = lambda message: hear_final(message) or server.twist_final("v=AAAA").encode()  # type: ignore[method-assign]
+    server.hear_final = lambda message: hear_final(message) or server.twist_final("v=AAAA").encode()
     if server.iterations > 10**6:
-        server.hear_final = lambda message: b"v=AAAA"  # type: ignore[method-assign]
+        server.hear_final = lambda message: b"v=AAAA"
     return server
 
 
-def test_error_has_the_servers_text_on_one_line_without_secrets(server, cluster, caplog) -> None:
+def test_error_has_the_servers_text_on_one_line_without_secrets(
+    server: ScriptedServer, cluster: ScriptedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster.sasl.mechanisms, cluster.sasl.users = ["PLAIN"], {}
     cluster.sasl.refusal = f"no\nERROR root logged in with {PASSWORD}" + "x" * 5_000
     jaas = f"PlainLoginModule required username='alice' password='{PASSWORD}';"
-    settings = {"sasl_mechanism": "PLAIN", "sasl_jaas_config": jaas, "sasl_allow_cleartext_credentials": True}
+    settings: dict[str, Any] = {"sasl_mechanism": "PLAIN", "sasl_jaas_config": jaas}
+    settings["sasl_allow_cleartext_credentials"] = True
     with caplog.at_level(logging.DEBUG):
         text = refused(server, cluster, SaslAuthenticationError, **settings)
     assert "\n" not in text
@@ -261,7 +275,9 @@ def test_error_has_the_servers_text_on_one_line_without_secrets(server, cluster,
     ],
     ids=["cut before", "cut after", "short", "another id", "-1", "2 GB", "1 MB", "zeroes"],
 )
-def test_failure_during_the_login_is_retried(server, cluster, api_key, hook) -> None:
+def test_failure_during_the_login_is_retried(
+    server: ScriptedServer, cluster: ScriptedCluster, api_key: ApiKey, hook: faults.Hook
+) -> None:
     zeroes_are_an_answer = {ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
     with server.lock:
         cluster.on(api_key, hook, times=2)
@@ -274,7 +290,7 @@ def test_failure_during_the_login_is_retried(server, cluster, api_key, hook) -> 
         assert isinstance(error, SaslAuthenticationError)
 
 
-def test_silent_server_takes_one_connection_timeout(server, cluster) -> None:
+def test_silent_server_takes_one_connection_timeout(server: ScriptedServer, cluster: ScriptedCluster) -> None:
     with server.lock:
         cluster.on(ApiKey.SASL_AUTHENTICATE, faults.lose_response(), times=None)
     settings = {"max_block_ms": 1_500, "socket_connection_setup_timeout_ms": 300}
@@ -285,7 +301,7 @@ def test_silent_server_takes_one_connection_timeout(server, cluster) -> None:
         assert time.monotonic() - started_s < QUICK_S
 
 
-def test_close_does_not_wait_for_a_login(server, cluster) -> None:
+def test_close_does_not_wait_for_a_login(server: ScriptedServer, cluster: ScriptedCluster) -> None:
     entered, release = threading.Event(), threading.Event()
 
     def provider() -> tuple[str, int]:
@@ -309,7 +325,9 @@ def test_close_does_not_wait_for_a_login(server, cluster) -> None:
 # ---- sessions that end -----------------------------------------------------------------------------------------------
 
 
-def test_session_is_renewed_under_load_without_loss_or_reordering(server, cluster) -> None:
+def test_session_is_renewed_under_load_without_loss_or_reordering(
+    server: ScriptedServer, cluster: ScriptedCluster
+) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     cluster.sasl.session_lifetime_ms, cluster.sasl.grace_ms = 1_200, 1_200
@@ -318,7 +336,7 @@ def test_session_is_renewed_under_load_without_loss_or_reordering(server, cluste
         cluster.on(ApiKey.PRODUCE, _delayed(rng), times=None)
     sent: list[list[bytes]] = [[], []]
     with producer(server, linger_ms=0, batch_size=200) as made:
-        futures = []
+        futures: list[Any] = []
         deadline_s = time.monotonic() + 4.5
         while time.monotonic() < deadline_s:
             partition = rng.randrange(2)
@@ -345,7 +363,7 @@ def _delayed(rng: random.Random) -> Callable[..., Answer]:
     return hook
 
 
-def test_unanswered_renewal_is_a_lost_connection(server, cluster) -> None:
+def test_unanswered_renewal_is_a_lost_connection(server: ScriptedServer, cluster: ScriptedCluster) -> None:
     cluster.sasl.session_lifetime_ms = 1_200
     with producer(server, request_timeout_ms=400) as made:
         made.send("t", b"first", partition=0).result(timeout=20)
@@ -356,7 +374,7 @@ def test_unanswered_renewal_is_a_lost_connection(server, cluster) -> None:
     assert values(cluster) == [b"first", b"second"]
 
 
-def test_refused_renewal_fails_in_flight_requests(server, cluster) -> None:
+def test_refused_renewal_fails_in_flight_requests(server: ScriptedServer, cluster: ScriptedCluster) -> None:
     cluster.sasl.session_lifetime_ms = 1_200
     with producer(server) as made:
         made.send("t", b"first", partition=0).result(timeout=20)
@@ -368,7 +386,7 @@ def test_refused_renewal_fails_in_flight_requests(server, cluster) -> None:
     assert values(cluster) == [b"first"]
 
 
-def test_old_node_without_session_lifetimes_works(server, cluster) -> None:
+def test_old_node_without_session_lifetimes_works(server: ScriptedServer, cluster: ScriptedCluster) -> None:
     """SaslAuthenticate version 0 has no session lifetime."""
     from support.scripted_broker.versions import KAFKA_2_1
 
@@ -384,7 +402,9 @@ def _lifetime(lifetime_ms: int) -> faults.Hook:
 
 
 @pytest.mark.parametrize("lifetime_ms", [-1, 1, 10**15])
-def test_implausible_session_lifetimes_cause_few_logins(server, cluster, lifetime_ms) -> None:
+def test_implausible_session_lifetimes_cause_few_logins(
+    server: ScriptedServer, cluster: ScriptedCluster, lifetime_ms: int
+) -> None:
     with server.lock:
         cluster.on(ApiKey.SASL_AUTHENTICATE, _lifetime(lifetime_ms), times=None)
     with producer(server) as made:
@@ -394,7 +414,9 @@ def test_implausible_session_lifetimes_cause_few_logins(server, cluster, lifetim
 
 
 @pytest.mark.parametrize("lifetime_ms", [-(2**63), 2**63 - 1])
-def test_session_lifetime_out_of_range_is_an_error(server, cluster, lifetime_ms) -> None:
+def test_session_lifetime_out_of_range_is_an_error(
+    server: ScriptedServer, cluster: ScriptedCluster, lifetime_ms: int
+) -> None:
     with server.lock:
         cluster.on(ApiKey.SASL_AUTHENTICATE, _lifetime(lifetime_ms), times=None)
     with producer(server, max_block_ms=1_000) as made:

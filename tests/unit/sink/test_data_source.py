@@ -24,7 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 from support.fake_clock import FakeClock
-from support.scripted_producer import ScriptedProducer
+from support.scripted_producer import ScriptedPool, ScriptedProducer
 
 from spark_kafka_sink import KafkaSinkDataSource
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -33,7 +33,6 @@ from spark_kafka_sink.sink import data_source, worker
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, KafkaStreamWriter, TaskWritten, report_of
 from spark_kafka_sink.sink.delivery import Delivered
 from spark_kafka_sink.sink.options import _warn_once
-from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.report import report_columns
 
 OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": " orders "}
@@ -58,14 +57,15 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
 def producer(monkeypatch: pytest.MonkeyPatch) -> ScriptedProducer:
     """The producer of this test's writers."""
     producer = ScriptedProducer()
-    pool = ProducerPool(lambda _: producer, FakeClock())
+    pool = ScriptedPool(producer)
     monkeypatch.setattr(data_source, "process_pool", lambda: pool)
     return producer
 
 
 def write(*batches: pa.RecordBatch, options: dict[str, str] | None = None) -> TaskWritten:
     writer = source(**(options or {})).streamWriter(schema(value=TEXT, topic=TEXT), False)
-    return pickle.loads(pickle.dumps(writer)).write(iter(batches))  # as a task receives it
+    received: KafkaStreamWriter = pickle.loads(pickle.dumps(writer))  # as a task receives it
+    return received.write(iter(batches))
 
 
 # ---- on the driver -------------------------------------------------------------------------------------------------
@@ -252,7 +252,8 @@ def test_an_error_upstream_is_passed_on_and_nothing_is_reported(producer: Script
 
 def message(partition: int, records: int, started_ms: int, ended_ms: int) -> TaskWritten:
     row = ("orders", partition, records, 10 * records, records - 1, 1, partition)
-    return pickle.loads(pickle.dumps(TaskWritten(tuple(zip(row)), started_ms, ended_ms)))
+    received: TaskWritten = pickle.loads(pickle.dumps(TaskWritten(tuple(zip(row)), started_ms, ended_ms)))
+    return received
 
 
 def test_duration_is_from_first_start_to_last_end() -> None:

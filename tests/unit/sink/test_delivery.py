@@ -7,8 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.fake_clock import FakeClock
-from support.scripted_producer import ScriptedProducer, Sent
+from support.scripted_producer import ScriptedPool, ScriptedProducer, Sent
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
@@ -27,7 +26,7 @@ def run(partition: int, base_offset: int, records: int, size: int = 0) -> RunMet
 
 def delivery_by(producer: ScriptedProducer) -> TaskDelivery:
     config = SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "topic": "t"})
-    return TaskDelivery(config, ProducerPool(lambda _: producer, FakeClock()))
+    return TaskDelivery(config, ScriptedPool(producer))
 
 
 def test_partition_sums_its_runs_and_keeps_last_offset() -> None:
@@ -120,7 +119,7 @@ class ScriptedTransaction:
 
 def delivery_into(transaction: ScriptedTransaction, producer: ScriptedProducer) -> TaskDelivery:
     config = SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "topic": "t"})
-    return TaskDelivery(config, ProducerPool(lambda _: producer, FakeClock()), transaction)
+    return TaskDelivery(config, ScriptedPool(producer), transaction)
 
 
 def test_transaction_is_begun_marked_and_prepared_around_its_rows() -> None:

@@ -11,9 +11,8 @@ import pytest
 from pyspark.cloudpickle import dumps as cloudpickle_dumps
 from pyspark.sql import Row
 from pyspark.sql.types import BinaryType, StructField, StructType
-from support.scripted_producer import ScriptedProducer, Sent
+from support.scripted_producer import ScriptedPool, ScriptedProducer, Sent
 
-from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, RecordTooLargeError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
@@ -22,7 +21,6 @@ from spark_kafka_sink.sink import running_query
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.session import StreamBatch
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
-from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.rows import BLOCK_ROWS, PartitionWriter
 
 ROWS = [Row(value=str(n)) for n in range(BLOCK_ROWS + 200)]
@@ -35,7 +33,7 @@ class BenchSink(KafkaSink):
     def __init__(self, producer: ScriptedProducer | None = None) -> None:
         super().__init__(OPTIONS)
         self.producer = producer or ScriptedProducer()
-        self.pool = ProducerPool(lambda config: self.producer, SystemClock())
+        self.pool = ScriptedPool(self.producer)
 
     def _new_writer(self) -> PartitionWriter:
         return PartitionWriter(self._config, self.pool)
@@ -43,10 +41,6 @@ class BenchSink(KafkaSink):
     def process_all(self) -> None:
         for row in ROWS:
             self.process(row)
-
-    @property
-    def lent(self) -> int:
-        return len(self.pool._lent)
 
 
 def test_options_are_a_mapping_keywords_or_both() -> None:
@@ -73,13 +67,13 @@ def test_a_bad_option_is_refused_at_construction() -> None:
 def test_a_sink_is_a_plain_value_that_opens_nothing() -> None:
     threads = threading.active_count()
     sink = KafkaSink(OPTIONS)
-    for copy in (pickle.loads(pickle.dumps(sink)), pickle.loads(cloudpickle_dumps(sink))):
+    for copy in (pickle.loads(pickle.dumps(sink)), pickle.loads(cloudpickle_dumps(sink))):  # type: ignore[no-untyped-call]
         assert repr(copy) == repr(sink)
     assert threading.active_count() == threads
 
 
 def test_its_bound_method_travels_to_the_tasks() -> None:
-    write_partition = pickle.loads(cloudpickle_dumps(KafkaSink(OPTIONS).write_partition))
+    write_partition = pickle.loads(cloudpickle_dumps(KafkaSink(OPTIONS).write_partition))  # type: ignore[no-untyped-call]
     write_partition(iter([]))
 
 
@@ -113,7 +107,7 @@ def test_rows_are_acknowledged_before_close_returns() -> None:
     sink.close(None)
     assert sum(sent.columns.num_rows for sent in sink.producer.sent) == len(ROWS)
     assert sink.producer.flushes == 1
-    assert sink.lent == 0
+    assert sink.pool.lent == 0
 
 
 def test_rows_are_acknowledged_before_write_partition_returns() -> None:
@@ -121,7 +115,7 @@ def test_rows_are_acknowledged_before_write_partition_returns() -> None:
     sink.write_partition(iter(ROWS))
     assert sum(sent.columns.num_rows for sent in sink.producer.sent) == len(ROWS)
     assert sink.producer.flushes == 1
-    assert sink.lent == 0
+    assert sink.pool.lent == 0
 
 
 def test_row_after_close_is_refused() -> None:
@@ -145,7 +139,7 @@ def test_close_after_an_error_neither_waits_nor_raises() -> None:
         sink.process_all()
     sink.close(caught.value)
     assert sink.producer.flushes == 0
-    assert sink.lent == 0
+    assert sink.pool.lent == 0
 
 
 def test_close_without_an_error_raises_the_deliverys() -> None:
@@ -154,16 +148,16 @@ def test_close_without_an_error_raises_the_deliverys() -> None:
     sink.process(ROWS[0])
     with pytest.raises(RecordTooLargeError):
         sink.close(None)
-    assert sink.lent == 0
+    assert sink.pool.lent == 0
 
 
 def test_second_open_returns_the_first_producer() -> None:
     sink = BenchSink()
     sink.open(0, 7)
     sink.process_all()
-    assert sink.lent == 1
+    assert sink.pool.lent == 1
     sink.open(0, 7)
-    assert sink.lent == 0
+    assert sink.pool.lent == 0
 
 
 def test_close_without_open_does_nothing() -> None:
@@ -180,7 +174,7 @@ def test_an_error_of_the_rows_themselves_passes_through_without_waiting() -> Non
         sink.write_partition(rows())
     assert sink.producer.sent
     assert sink.producer.flushes == 0
-    assert sink.lent == 0
+    assert sink.pool.lent == 0
 
 
 # ---- exactly once ----------------------------------------------------------------------------------------------------
@@ -301,5 +295,5 @@ class Enriching(KafkaSink):
 def test_a_subclass_keeps_its_attributes_without_the_writer() -> None:
     sink = Enriching("acme")
     sink.open(0, 0)
-    copy = pickle.loads(cloudpickle_dumps(sink))
+    copy = pickle.loads(cloudpickle_dumps(sink))  # type: ignore[no-untyped-call]
     assert (copy.tenant, repr(copy), copy._writer) == ("acme", repr(sink), None)

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 from support.producer_harness import TOPIC, ProducerHarness
 from support.scripted_broker import faults
-from support.scripted_producer import ScriptedProducer
+from support.scripted_producer import ScriptedPool, ScriptedProducer
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ClusterAuthorizationError, ConfigError, SslAuthenticationError
@@ -38,9 +38,9 @@ class Bench:
     def __init__(self) -> None:
         self.clock = HandClock()
         self.made: list[ScriptedProducer] = []
-        self.pool = ProducerPool(self._create, self.clock)
+        self.pool = ScriptedPool(self._make, self.clock)
 
-    def _create(self, config: ProducerConfig) -> ScriptedProducer:
+    def _make(self, config: ProducerConfig) -> ScriptedProducer:
         self.made.append(ScriptedProducer(client_id=config.client_id))
         return self.made[-1]
 
@@ -146,7 +146,7 @@ def test_failed_creation_leaves_nothing_behind() -> None:
     def refuse(config: ProducerConfig) -> ScriptedProducer:
         raise ConfigError("no")
 
-    pool = ProducerPool(refuse, HandClock())
+    pool = ScriptedPool(refuse, HandClock())
     for _ in range(2):
         with pytest.raises(ConfigError):
             pool.acquire(config())
@@ -164,7 +164,7 @@ def test_idle_producer_is_closed_if_creation_fails(take: str, why: str) -> None:
     def refuse(config: ProducerConfig) -> ScriptedProducer:
         raise ConfigError("no such truststore")
 
-    bench.pool._create = refuse
+    bench.pool.create = refuse
     with pytest.raises(ConfigError):
         getattr(bench.pool, take)(config(acks="1"))
     assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
@@ -241,7 +241,7 @@ def test_closed_producers_are_not_listed() -> None:
     bench.pool.release(shared)
     bench.pool.release(borrowed)
     assert bench.pool.producers() == told
-    assert bench.pool._lent == {}
+    assert bench.pool.lent == 0
 
 
 class WatchedLock:
@@ -268,7 +268,7 @@ def test_producers_are_made_under_lock_and_closed_after() -> None:
 
     seen: list[tuple[str, bool]] = []
     lock = WatchedLock()
-    pool = ProducerPool(create, HandClock())
+    pool = ScriptedPool(create, HandClock())
     pool._lock = lock  # type: ignore[assignment]
     pool.discard(pool.borrow(config()))
     shared = pool.acquire(config())
@@ -299,7 +299,7 @@ def test_producer_with_an_internal_error_is_replaced(monkeypatch: pytest.MonkeyP
     pool = ProducerPool(lambda _: next(unused).producer, made[0].clock)
     failing = pool.acquire(config())
     made[0].warm_up()
-    monkeypatch.setattr(failing.sender._outcomes._metrics, "batch_acknowledged", Mock(side_effect=MemoryError))
+    monkeypatch.setattr(made[0].producer.sender._outcomes._metrics, "batch_acknowledged", Mock(side_effect=MemoryError))
     made[0].send(b"v")
     made[0].settle(2_000)
     pool.release(failing)

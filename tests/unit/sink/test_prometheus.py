@@ -17,8 +17,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.fake_clock import FakeClock
-from support.scripted_producer import ScriptedProducer
+from support.scripted_producer import ScriptedPool, ScriptedProducer
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
@@ -37,7 +36,7 @@ def config(**settings: str) -> ProducerConfig:
 
 
 def pool() -> ProducerPool:
-    return ProducerPool(lambda given: ScriptedProducer(client_id=given.client_id), FakeClock())
+    return ScriptedPool(lambda given: ScriptedProducer(client_id=given.client_id))
 
 
 @pytest.fixture
@@ -85,9 +84,9 @@ def samples(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
 def test_totals_are_counters_and_the_rest_gauges() -> None:
     producers = pool()
     producers.acquire(config(**{"client.id": "orders"}))
-    (entry,) = producers._ready.values()
-    entry.producer.send_columns("t", RecordColumns(pa.array([b"value"])))
-    entry.producer.metrics = lambda: {"record-send-total": 7.0, "request-latency-avg": 1.5}  # type: ignore[method-assign]
+    ((_, _, made),) = producers.producers()
+    made.send_columns("t", RecordColumns(pa.array([b"value"])))
+    made.metrics = lambda: {"record-send-total": 7.0, "request-latency-avg": 1.5}
     kinds = {family.name: family.type for family in PoolCollector(producers).collect()}
     assert kinds == {
         "kafka_producer_record_send": "counter",

@@ -8,9 +8,8 @@ from contextlib import suppress
 import pytest
 from kio.schema.errors import ErrorCode
 from pyspark.sql import Row
-from support.scripted_producer import ScriptedProducer, Sent
+from support.scripted_producer import ScriptedPool, ScriptedProducer, Sent
 
-from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     BrokerError,
@@ -24,7 +23,6 @@ from spark_kafka_sink.record.kernel import has_kernel
 from spark_kafka_sink.sink import rows as rows_module
 from spark_kafka_sink.sink.delivery import RowCounts
 from spark_kafka_sink.sink.options import SinkConfig
-from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.rows import BLOCK_BYTES, BLOCK_ROWS, CHUNK_BYTES, CHUNK_ROWS, PartitionWriter, Taken
 
 NAMES = ["key", "value", "headers", "partition", "timestamp"]
@@ -43,10 +41,10 @@ def by_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 class Bench:
     """A writer on a pool of one scripted producer."""
 
-    def __init__(self, producer: ScriptedProducer | None = None, **options: str) -> None:
+    def __init__(self, producer: ScriptedProducer | None = None, /, **options: str) -> None:
         self.producer = producer or ScriptedProducer()
         self.made = 0
-        self.pool = ProducerPool(self._create, SystemClock())
+        self.pool = ScriptedPool(self._create)
         self.config = SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "topic": "orders", **options})
         self.writer = PartitionWriter(self.config, self.pool)
 
@@ -56,7 +54,7 @@ class Bench:
 
     @property
     def released(self) -> bool:
-        return not self.pool._lent
+        return self.pool.lent == 0
 
     def values(self) -> list[bytes]:
         return [value for sent in self.producer.sent for value in sent.columns.value.to_pylist()]
@@ -105,7 +103,7 @@ def test_every_row_is_sent_once_and_in_order(count: int, one_by_one: bool) -> No
 
 
 def row_of(names: Sequence[str], *cells: object) -> Row:
-    made: Row = Row(*cells)  # type: ignore[arg-type]
+    made: Row = Row(*cells)
     made.__fields__ = names
     return made
 
@@ -208,7 +206,7 @@ def test_kernel_and_python_send_the_same_or_raise_the_same(seed: int, monkeypatc
 def test_an_iterator_may_use_its_objects_again(one_by_one: bool) -> None:
     """Bug: 64 records had the bytes of the last one."""
     value, header = bytearray(6), bytearray(6)
-    names, fields, headers = ["value", "headers"], ["key", "value"], []
+    names, fields, headers = ["value", "headers"], ["key", "value"], []  # type: ignore[var-annotated]
     as_dict: dict[str, object] = {}
 
     def source() -> Iterator[object]:

@@ -87,7 +87,7 @@ def test_a_wrong_type_in_a_later_row_is_refused_too() -> None:
 
 
 def test_rows_with_different_fields_count_by_their_own_names() -> None:
-    columns = columns_of(Row(value="a"), Row(key="k", value="b"), Row(value="c", key="l"), {"value": "d"})
+    columns = columns_of(Row(value="a"), Row(key="k", value="b"), Row(value="c", key="l"), {"value": "d"})  # type: ignore[arg-type]
     assert columns.key is not None
     assert columns.value.to_pylist() == [b"a", b"b", b"c", b"d"]
     assert columns.key.to_pylist() == [None, b"k", b"l", None]
@@ -258,7 +258,8 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def written_ms(timestamp: object) -> int | None:
     columns = columns_of(Row(value="v", timestamp=timestamp))
     assert columns.timestamp_ms is not None
-    return columns.timestamp_ms[0].as_py()
+    found: int | None = columns.timestamp_ms[0].as_py()
+    return found
 
 
 LAST_HOUR_OF_9999 = 253_402_300_799_000 - 3_600_000  # the range of PySpark in Berlin

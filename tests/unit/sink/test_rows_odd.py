@@ -36,7 +36,7 @@ from spark_kafka_sink.sink.rows import PartitionWriter
 TOPICS: Final = {"one": 1, "three": 3}
 SEED: Final = settings(derandomize=True, print_blob=True, max_examples=150)
 NAMED: Final = re.compile(r"row \d+|value|key|topic|partition|headers?|timestamp", re.IGNORECASE)
-"""What an error about a row must hold: its number, or a column."""
+"""The text that an error about a row must have: its number, or a column."""
 
 
 class _Nothing:
@@ -59,7 +59,7 @@ class Cell(NamedTuple):
     given: Any
     meaning: Any
     is_plain: bool = True
-    """Whether it must be written; otherwise an error will do, too."""
+    """Whether it must be written; otherwise an error is correct too."""
     change: Callable[[], None] = nothing_changes
 
 
@@ -234,11 +234,11 @@ A1: Final = ((b"a", b"1"),)
 ODD_HEADERS: Final = [
     odd([(b"a", b"1")], A1),
     odd([(np.str_("a"), np.bytes_(b"1"))], A1),
-    odd([Row("a", b"1")], A1),
+    odd([Row("a", b"1")], A1),  # type: ignore[call-overload]
     odd({"a": b"1"}, A1),
     odd({"a": b"1"}.items(), A1),
     lambda: Cell(iter([("a", b"1")]), A1, is_plain=False),
-    odd(Row(("a", b"1")), A1),
+    odd(Row(("a", b"1")), A1),  # type: ignore[call-overload]
     odd(("a", b"1"), A1),
     odd(["a", b"1"], A1),
     odd(Row(key="a", value=b"1"), A1),
@@ -258,7 +258,14 @@ CELLS: Final = {
     "timestamp": (TIMESTAMPS, ODD_TIMESTAMPS),
 }
 """Column → (makers of cells that are written, makers of odd ones)."""
-ABSENT: Final = {"key": None, "partition": None, "headers": (), "timestamp": None, "topic": NOTHING, "value": NOTHING}
+ABSENT: Final[dict[str, Any]] = {
+    "key": None,
+    "partition": None,
+    "headers": (),
+    "timestamp": None,
+    "topic": NOTHING,
+    "value": NOTHING,
+}
 EXTRAS: Final = ("extra", "Value", "KEY", "values", "Topic", "count", "index", "header")
 
 
@@ -279,7 +286,7 @@ class OwnRow(Row):
 
 def _namedtuple(columns: Columns, **more: bool) -> Any:
     names = [str(name) for name, _ in columns]
-    return namedtuple("Pandas", names, **more)(*(value for _, value in columns))  # type: ignore[misc]
+    return namedtuple("Pandas", names, **more)(*(value for _, value in columns))  # type: ignore[arg-type]
 
 
 def _values(columns: Columns) -> list[Any]:
@@ -319,7 +326,7 @@ NAMELESS: Final[dict[str, Callable[[Columns], Any]]] = {
 BY_POSITION: Final = frozenset(
     {"Row of a DataFrame", "Row of a factory", "Row with a tuple of names", "subclass of Row"}
 )
-"""Shapes that may have a name twice."""
+"""Shapes that can have one name twice."""
 
 
 class Meant(NamedTuple):
@@ -470,7 +477,7 @@ class HarnessSink(KafkaSink):
     def __init__(self, harness: ProducerHarness, topic: str | None) -> None:
         super().__init__({"kafka.bootstrap.servers": "h1:9092", **({} if topic is None else {"topic": topic})})
         producer = HarnessProducer(harness)
-        self.pool = ProducerPool(lambda config: producer, SystemClock())  # type: ignore[arg-type,return-value]
+        self.pool = ProducerPool(lambda config: producer, SystemClock())
 
     def _new_writer(self) -> PartitionWriter:
         return PartitionWriter(self._config, self.pool)

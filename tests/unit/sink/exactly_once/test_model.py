@@ -124,10 +124,10 @@ def written_once(version: int, aborted_until: int, decided_until: int) -> None:
             world.plan = {}
         return result
 
-    world.request = interrupted  # type: ignore[method-assign]
+    world.request = interrupted
     with contextlib.suppress(KafkaError):  # it logs this, and leaves the rest to the operator
         driver.abort(batch_start, outcomes)
-    world.request = request  # type: ignore[method-assign]
+    world.request = request
     ExactlyOnceDriver("P", cluster, lambda: world.now_ms, is_operator=True).begin()
     assert len(world.committed_rows()) in {0, len(world.rows(world.input, 0))}, world.requests
 
@@ -236,7 +236,7 @@ BROKEN: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.TrustsTheCheckpoint, 1, (Fault.ALL_FORGOTTEN,), "Doubled"),
     (broken.ForgetsEmptyBatches, 0, (), "The query is refused"),
     (broken.WaitsForTimeouts, 2, (Fault.STALLED, Fault.CRASH_BEFORE), "does not get through"),
-    (named_writes.GivesBackAfterFailure, 1, (Fault.CRASH_AFTER,), "torn, and nobody was told"),
+    (named_writes.GivesBackAfterFailure, 1, (Fault.CRASH_AFTER,), "torn, without an error"),
     (named_writes.GivesBackBeforeTheEnd, 1, (Fault.OTHER_DRIVER,), "Lost, and nothing happened"),
 )
 SLOWLY_FOUND: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
@@ -245,7 +245,7 @@ SLOWLY_FOUND: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.TakesNothingForNoDecision, 2, (Fault.TOPIC_EMPTIED, Fault.CRASH_BEFORE), "Doubled"),
     (broken.SweepsUnproven, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
 )
-"""Of these it takes seconds to find the fault."""
+"""For these the model needs seconds to find the fault."""
 
 
 @pytest.mark.parametrize(

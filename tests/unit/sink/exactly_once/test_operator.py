@@ -10,6 +10,7 @@ import shlex
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -91,10 +92,10 @@ class OperatorBench(CoordinatorBench):
         class GoneError(Exception):
             pass
 
-        def gone(*_: object) -> None:
+        def gone(*_: Any) -> None:
             raise GoneError
 
-        self.driver.finish = gone  # type: ignore[method-assign]
+        self.driver.finish = gone  # type: ignore[assignment]
         with pytest.raises(GoneError):
             self.driver.commit(outcomes)
         del self.driver.finish
@@ -670,9 +671,8 @@ def test_malformed_line_of_properties_is_named_by_number(tmp_path: Path) -> None
 
 
 def test_decision_topic_comes_from_file_or_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "p").write_text(
-        "Kafka.Bootstrap.Servers=h:1\nDecision.Topic=ours\n"
-    )  # as the query's options may have them
+    # The query's options may have capitals.
+    (tmp_path / "p").write_text("Kafka.Bootstrap.Servers=h:1\nDecision.Topic=ours\n")
     bench = OperatorBench()
     monkeypatch.setattr(operator, "connect", lambda _: bench.coordinator)
     monkeypatch.setattr(bench.coordinator, "close", lambda: None)
@@ -684,11 +684,11 @@ def test_decision_topic_comes_from_file_or_flag(tmp_path: Path, monkeypatch: pyt
 
 def test_open_transactions_of_any_prefix_are_listed() -> None:
     bench = OperatorBench()
-    bench.open("payments/3.1", "somebody-elses")
+    bench.open("payments/3.1", "foreign")
     bench.operator.show(None)
     text = bench.said()
     assert "payments/3.1" in text
-    assert "somebody-elses" not in text
+    assert "foreign" not in text
 
 
 def test_an_open_transaction_is_ended_by_its_exact_epoch(bench: OperatorBench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -304,7 +305,11 @@ def test_finished_transactions_listed_as_empty_are_not_logged(
     )
     described = driver._cluster.describe
     driver._cluster.list_ids = lambda states: ["P/7"]
-    driver._cluster.describe = lambda ids: {name: found if name == "P/7" else described([name])[name] for name in ids}
+
+    def describe(transactional_ids: Iterable[str]) -> dict[str, TransactionDescription | None]:
+        return {name: found if name == "P/7" else described([name])[name] for name in transactional_ids}
+
+    driver._cluster.describe = describe
     with caplog.at_level(logging.INFO):
         driver.commit([told_by_a_task(bench, batch_start)])
         assert "open transactions" not in caplog.text

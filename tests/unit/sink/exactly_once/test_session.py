@@ -9,7 +9,7 @@ import logging
 import pickle
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -309,8 +309,9 @@ def test_client_is_made_again_after_refused_end(
     bench.run(0)
     with monkeypatch.context() as patch:
         patch.setattr(KafkaDriverCluster, "end", refused)
+        tasks: Callable[[BatchStart, int], list[TaskOutcome]] = bench.tasks if is_decided else fail  # type: ignore[assignment]
         with pytest.raises(KafkaTimeoutError):
-            session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 1), bench.tasks if is_decided else fail)
+            session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 1), tasks)
     bench.run(1, "run 2")
     assert bench.connections == ["made", "closed", "made"]
     assert bench.values() == ["row 0", "row 1"]

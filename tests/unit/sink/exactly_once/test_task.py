@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
-from support.fake_clock import FakeClock
-from support.scripted_producer import ScriptedProducer, Sent
+from support.scripted_producer import ScriptedPool, ScriptedProducer, Sent
 
 from spark_kafka_sink.admin.transaction_values import TransactionDescription, TransactionState
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -32,7 +31,6 @@ from spark_kafka_sink.sink.exactly_once.task import (
 )
 from spark_kafka_sink.sink.exactly_once.write_names import pool_name
 from spark_kafka_sink.sink.options import SinkConfig
-from spark_kafka_sink.sink.producer_pool import ProducerPool
 
 CONFIG = SinkConfig.from_options(
     {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
@@ -48,7 +46,7 @@ class NamedProducer(ScriptedProducer):
         self.names: list[str] = []
         self.begun = 0
         self.epoch = 0
-        self.offsets: list[dict[TopicPartition, tuple[int, str | None]]] = []
+        self.offsets: list[Mapping[TopicPartition, tuple[int, str | None]]] = []
 
     def init_transactions(self, transactional_id: str | None = None) -> None:
         assert transactional_id is not None
@@ -57,7 +55,7 @@ class NamedProducer(ScriptedProducer):
     def begin_transaction(self) -> None:
         self.begun += 1
 
-    def send_offsets_to_transaction(self, offsets: dict[TopicPartition, tuple[int, str | None]], group: str) -> None:
+    def send_offsets_to_transaction(self, offsets: Mapping[TopicPartition, tuple[int, str | None]], group: str) -> None:
         assert group == self.names[-1]
         self.offsets.append(offsets)
 
@@ -79,19 +77,19 @@ class Bench:
         )
         driver = OpenTransaction("P/driver", 1, 0, 2)
         batch_start = BatchStart("P", driver, TopicPartition("decisions", 0), last_batch_id)
-        pool = ProducerPool(self._create, FakeClock())
+        pool = ScriptedPool(self.create)
         task = TaskIdentity(4, "", partition, attempt)
         self.open: set[str] = set()
-        self.transaction = ExactlyOnceTask(batch_start, task, self._describe)
+        self.transaction = ExactlyOnceTask(batch_start, task, self.describe)
         self.delivery = TaskDelivery(CONFIG, pool, self.transaction)
 
-    def _describe(self, name: str) -> TransactionDescription | None:
+    def describe(self, name: str) -> TransactionDescription | None:
         if name == "P/driver":
             return self.found
         state = TransactionState.ONGOING if name in self.open else TransactionState.COMPLETE_COMMIT
         return TransactionDescription(name, state, 1, 0, 1, None, frozenset())
 
-    def _create(self, config: ProducerConfig) -> NamedProducer:
+    def create(self, config: ProducerConfig) -> NamedProducer:
         self.made.append(NamedProducer(config))
         return self.made[-1]
 
@@ -205,7 +203,7 @@ def test_writes_without_prefix_share_one_producer() -> None:
     def describe(name: str) -> TransactionDescription:
         return TransactionDescription(name, TransactionState.EMPTY, 1, 0, 1, None, frozenset())
 
-    pool = ProducerPool(create, FakeClock())
+    pool = ScriptedPool(create)
     prefixes = [pool_name(number) for number in range(3)]
     for prefix in prefixes:
         batch_start = BatchStart(prefix, OpenTransaction(f"{prefix}/driver", 1, 0, 2), TopicPartition("decisions", 0))
@@ -286,15 +284,15 @@ def test_batch_writes_task_that_a_query_may_run_is_refused(
 @pytest.mark.usefixtures("properties")
 def test_foreach_batch_task_reports_the_drivers_batch() -> None:
     batch_start = replace(BATCH_START, last_query_id="q1")
-    (report,) = write_in_transaction(CONFIG, ProducerPool(NamedProducer, FakeClock()), batch_start, 7, "q1", [])
+    (report,) = write_in_transaction(CONFIG, ScriptedPool(NamedProducer), batch_start, 7, "q1", [])
     assert TaskOutcome.from_json(report.column("outcome")[0].as_py()) == TaskOutcome(batch_start, 7, "q1", 5, 0, None)
 
 
 @pytest.mark.usefixtures("properties")
 def test_rows_of_a_foreach_batch_task_go_into_its_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
-    monkeypatch.setattr(task_module, "describe_in_process", lambda config, name: bench._describe(name))
-    pool = ProducerPool(bench._create, FakeClock())
+    monkeypatch.setattr(task_module, "describe_in_process", lambda config, name: bench.describe(name))
+    pool = ScriptedPool(bench.create)
     batch_start = BatchStart("P", OpenTransaction("P/driver", 1, 0, 2), TopicPartition("decisions", 0), 3)
     rows = pa.RecordBatch.from_pydict({"value": ["a", "b"]})
     (report,) = write_in_transaction(CONFIG, pool, batch_start, 4, "", [rows])

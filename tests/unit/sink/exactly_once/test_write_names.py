@@ -192,7 +192,7 @@ def test_write_creates_a_deleted_decision_topic_again(bench: WriteBench, write: 
     write(bench)
     del bench.cluster.topics[CONFIG.decision_topic]
     bench.coordinator = bench.another_client()
-    bench.coordinator.close = lambda: None  # type: ignore[method-assign]
+    bench.coordinator.close = lambda: None
     write(bench)
     assert bench.rows() == 2 * TASKS
     assert len(bench.prefixes()) == 1
