@@ -53,6 +53,12 @@ class Delivery:
         return self.calls[0][1] if self.calls else None
 
     @property
+    def took_ms(self) -> int:
+        """Return the time from the send to the callback. The record must have its outcome."""
+        assert self.settled_ms is not None
+        return self.settled_ms - self.sent_ms
+
+    @property
     def metadata(self) -> RecordMetadata | None:
         """Of a record that was acknowledged."""
         return self.calls[0][0] if self.calls and self.error is None else None
@@ -79,6 +85,11 @@ class ColumnsDelivery:
     @property
     def is_settled(self) -> bool:
         return self.settled_rows >= self.num_rows
+
+    @property
+    def error(self) -> KafkaError | None:
+        """Return the error of the first run that failed."""
+        return next((error for _, error in self.runs if error is not None), None)
 
 
 class ProducerHarness:

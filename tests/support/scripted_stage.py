@@ -63,7 +63,7 @@ class Scripted:
         assert all(record.outcome is not Outcome.UNKNOWN for record in self.ledger.sent), "a record without outcome"
         with self.server.lock:
             reads = [
-                Read("t", partition, record.offset, record.value.decode())
+                Read("t", partition, record.offset, (record.value or b"").decode())
                 for partition, records in enumerate(self.cluster.records("t"))
                 for record in records
             ]

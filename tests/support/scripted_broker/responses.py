@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin
 from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
+from kio.static.primitive import i32
 
 
 class RawErrorCode(int):
@@ -36,7 +37,7 @@ def encode_response(api_key: int, version: int, correlation_id: int, values: Map
     entity_type = load_response_schema(api_key, version)
     header_type = entity_type.__header_schema__
     buffer = io.BytesIO()
-    entity_writer(header_type)(buffer, header_type(correlation_id=correlation_id))
+    entity_writer(header_type)(buffer, header_type(correlation_id=i32(correlation_id)))
     entity_writer(entity_type)(buffer, _build(entity_type, values))
     body = buffer.getvalue()
     return struct.pack(">i", len(body)) + body

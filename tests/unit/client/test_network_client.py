@@ -591,7 +591,7 @@ def test_metadata_request_of_the_user_is_not_the_updaters(rig: ClientRig) -> Non
     request = rig.send(0, BROKERS_ONLY)
     rig.poll()
     failed_updates = []
-    rig.updater.handle_failed_request = lambda *arguments: failed_updates.append(arguments)  # type: ignore[method-assign]
+    rig.updater.handle_failed_request = lambda *arguments: failed_updates.append(arguments)
     rig.client.disconnect("0")
     (response,) = rig.poll()
     assert response.request is request

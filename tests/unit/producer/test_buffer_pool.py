@@ -25,7 +25,9 @@ def until(condition: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline
 
 
-def waiting_thread(pool: BufferPool, size: int, name: str, served: list[str], max_block_ms: int = 60_000):
+def waiting_thread(
+    pool: BufferPool, size: int, name: str, served: list[str], max_block_ms: int = 60_000
+) -> threading.Thread:
     def run() -> None:
         try:
             pool.allocate(size, max_block_ms, Grant())

@@ -23,9 +23,11 @@ PLACE = TopicPartition("flights", 3)
 JOIN_S = 5
 
 
-def result(base_offset: int = 100, error: KafkaError | None = None, log_append_time_ms: int | None = None, **more):
+def result(
+    base_offset: int = 100, error: KafkaError | None = None, log_append_time_ms: int | None = None
+) -> BatchResult:
     made = BatchResult(PLACE)
-    made.set(base_offset, log_append_time_ms, error, more)
+    made.set(base_offset, log_append_time_ms, error, {})
     made.mark_done()
     return made
 
@@ -135,8 +137,8 @@ def test_all_waiting_threads_are_woken_and_forgotten() -> None:
 
 @pytest.mark.parametrize("is_seen", [True, False], ids=["after its event can be seen", "before"])
 def test_batch_that_ends_as_a_wait_begins_wakes_the_thread(is_seen: bool) -> None:
-    class Ends(list[threading.Event]):
-        def append(self, event: threading.Event) -> None:
+    class Ends(list[threading.Lock]):
+        def append(self, event: threading.Lock) -> None:
             if is_seen:
                 super().append(event)
             batch.mark_done()

@@ -227,7 +227,7 @@ def test_producer_id_after_a_refusal_of_another_node_is_ignored(
     harness.run_until(lambda: harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID))
     refusal = SaslAuthenticationError("wrong password")
     harness.client.ready = lambda *_: False
-    harness.client.authentication_error = lambda _: refusal
+    harness.client.authentication_error = lambda node: refusal
     harness.run_for(1_000)
     assert not harness.client.has_in_flight_requests()
     assert delivery.error is refusal
@@ -249,7 +249,7 @@ def test_records_expire_without_a_producer_id_and_say_so(caplog: pytest.LogCaptu
     delivery = harness.send(b"v")
     harness.settle()
     assert isinstance(delivery.error, KafkaTimeoutError)
-    assert delivery.settled_ms - delivery.sent_ms <= 10_100
+    assert delivery.took_ms <= 10_100
     assert str(delivery.error).endswith("has no producer id; the last answer was: " + LOADING)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings[:2] == [f"No producer id: attempt {number} was refused: {LOADING}" for number in (5, 10)]
@@ -410,7 +410,7 @@ def test_out_of_order_for_good_fails_at_the_delivery_timeout() -> None:
     delivery = harness.send(b"v")
     harness.settle()
     assert isinstance(delivery.error, (KafkaTimeoutError, OutOfOrderSequenceError))
-    assert delivery.settled_ms - delivery.sent_ms <= 11_000
+    assert delivery.took_ms <= 11_000
     assert identity_of(harness).producer.epoch <= 2  # one that did not help, one after giving up
     harness.cluster.scripts.clear()
     later = harness.send(b"later")

@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.producer.idempotence import (
-    NO_PRODUCER,
-    PartitionSequences,
-    ProducerIdAndEpoch,
-    SequenceTable,
-)
+from spark_kafka_sink.common.open_transaction import NO_PRODUCER, ProducerIdAndEpoch
+from spark_kafka_sink.producer.idempotence import PartitionSequences, SequenceTable
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.record_accumulator import PartitionQueue
 from spark_kafka_sink.record.batch import MAX_SEQUENCE, increment_sequence

@@ -175,6 +175,8 @@ def test_the_longer_a_queue_the_less_often_it_is_drawn() -> None:
 
 def test_every_number_drawn_has_its_partition() -> None:
     class Fixed(random.Random):
+        value = 0
+
         def randrange(self, stop: int) -> int:  # type: ignore[override]
             assert stop == 8
             return self.value

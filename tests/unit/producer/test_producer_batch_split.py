@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.scripted_broker.batches import check_batch, read_records
+from support.scripted_broker.batches import BrokerRecord, check_batch, read_records
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.producer.buffer_pool import SharedAllocation
@@ -29,7 +29,7 @@ def sealed_batch(values: list[bytes], codec: str = "none") -> tuple[ProducerBatc
     return batch, futures
 
 
-def all_records(parts: list[ProducerBatch], codec: str = "none"):
+def all_records(parts: list[ProducerBatch], codec: str = "none") -> list[BrokerRecord]:
     records = []
     for part in parts:
         part.seal(codec_for(codec))

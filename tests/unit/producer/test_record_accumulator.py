@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,7 +25,13 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunMetadata
 from spark_kafka_sink.producer.producer_batch import LEAST_SHARE, BatchSizes, ProducerBatch
-from spark_kafka_sink.producer.record_accumulator import DrainRules, NoDrainRules, RecordAccumulator
+from spark_kafka_sink.producer.record_accumulator import (
+    DrainRules,
+    LeaderEpochs,
+    NoDrainRules,
+    ReadyCheck,
+    RecordAccumulator,
+)
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
@@ -97,7 +105,9 @@ class Rig:
         self.result, future = self.append_with_result(partition, size, value)
         return future
 
-    def append_with_result(self, partition: int = 0, size: int = ONE_RECORD, value: bytes = b"v", max_block_ms=0):
+    def append_with_result(
+        self, partition: int = 0, size: int = ONE_RECORD, value: bytes = b"v", max_block_ms: int = 0
+    ) -> tuple[bool, FutureRecordMetadata]:
         future = FutureRecordMetadata(0, -1, -1)
         thunk = RecordThunk(future, None)
         result = self.accumulator.append_row(
@@ -105,10 +115,16 @@ class Rig:
         )
         return result, future
 
-    def ready(self, cluster: Cluster, epochs=no_epochs):
+    def ready(self, cluster: Cluster, epochs: LeaderEpochs = no_epochs) -> ReadyCheck:
         return self.accumulator.ready(cluster, epochs, self.now_ms)
 
-    def drain(self, cluster: Cluster, max_size: int = 1_000_000, nodes=NODES, epochs=no_epochs):
+    def drain(
+        self,
+        cluster: Cluster,
+        max_size: int = 1_000_000,
+        nodes: Sequence[Node] = NODES,
+        epochs: LeaderEpochs = no_epochs,
+    ) -> dict[int, list[ProducerBatch]]:
         drained = self.accumulator.drain(cluster, nodes, max_size, epochs, self.now_ms)
         for batches in drained.values():
             for batch in batches:
@@ -193,7 +209,12 @@ def test_age_of_a_batch_begins_with_its_memory() -> None:
     block = Block(RecordColumns.from_rows([b"x"]), 0, 1)
     rig2 = Rig(memory=block.size(0, 1) + 10)
     rig2.accumulator.pool.allocate(20, 0, Grant())
-    rig2.clock.on_wait = lambda timeout_ms: (rig2.clock.advance(2_000), give_back(rig2.pool, 20))
+
+    def give_back_later(timeout_ms: int) -> None:
+        rig2.clock.advance(2_000)
+        give_back(rig2.pool, 20)
+
+    rig2.clock.on_wait = give_back_later
     rig2.accumulator.append_block(TOPIC, block, block.groups, None, 60_000, rig2.now_ms)
     assert rig2.drain_one().created_ms == rig2.now_ms
 
@@ -232,10 +253,13 @@ def test_closing_between_the_memory_and_the_lock_gives_the_memory_back() -> None
 # ---- blocks ----------------------------------------------------------------------------------------------------------
 
 
-def append_block(rig: Rig, values: list[bytes], partitions: list[int], runs: list[tuple[RunMetadata, object]] | None):
+def append_block(
+    rig: Rig, values: list[bytes], partitions: list[int], runs: list[tuple[RunMetadata, object]] | None
+) -> Block:
     block = Block(RecordColumns.from_rows(values), np.array(partitions, np.int32), 77)
     callback = None if runs is None else lambda run, error: runs.append((run, error))
-    return block, rig.accumulator.append_block(TOPIC, block, block.groups, callback, 0, rig.now_ms)
+    rig.accumulator.append_block(TOPIC, block, block.groups, callback, 0, rig.now_ms)
+    return block
 
 
 def test_room_is_that_of_the_batch_that_takes_records() -> None:
@@ -259,7 +283,7 @@ def test_a_block_fills_batches_of_each_partition_in_order() -> None:
     values = [b"%02d" % index + bytes(40) for index in range(20)]
     partitions = [index % 2 for index in range(20)]
     append_block(rig, values, partitions, None)
-    logs: dict[int, list[bytes]] = {0: [], 1: []}
+    logs: dict[int, list[bytes | None]] = {0: [], 1: []}
     batches = 0
     while drained := rig.drain(cluster_of(0, 1)):
         for (batch,) in drained.values():
@@ -290,7 +314,7 @@ def test_a_row_larger_than_a_batch_gets_one_alone() -> None:
 def test_memory_of_a_block_goes_back_with_its_last_batch() -> None:
     rig = Rig()
     runs: list[tuple[RunMetadata, object]] = []
-    block, _ = append_block(rig, [b"a", b"b", b"c"], [0, 1, 1], runs)
+    block = append_block(rig, [b"a", b"b", b"c"], [0, 1, 1], runs)
     assert rig.pool.available_memory == rig.pool.total_memory - block.size(0, 3)
     batches = [batch for batches in rig.drain(cluster_of(0, 1)).values() for batch in batches]
     batches[0].complete(100, None)
@@ -330,7 +354,7 @@ def test_batch_without_its_bytes_is_neither_ready_nor_drained_nor_expired() -> N
         def __getattr__(self, name: str) -> object:
             return getattr(block, name)
 
-        def encode(self, runs: object) -> object:
+        def encode(self, runs: Any) -> object:
             rig.clock.advance(DELIVERY_TIMEOUT_MS)
             seen.append(rig.ready(cluster_of(0)).ready_nodes)
             seen.append(rig.drain(cluster_of(0)))
@@ -342,7 +366,7 @@ def test_batch_without_its_bytes_is_neither_ready_nor_drained_nor_expired() -> N
             rig.accumulator._flushes.add("one")
             return block.encode(runs)
 
-    rig.accumulator.append_block(TOPIC, Watched(), block.groups, None, 0, rig.now_ms)
+    rig.accumulator.append_block(TOPIC, cast(Block, Watched()), block.groups, None, 0, rig.now_ms)
     assert seen == [{}, {}, place(1), FOREVER_MS]
     assert older.done()
     assert set(rig.ready(cluster_of(0)).ready_nodes) == {0}
@@ -362,7 +386,9 @@ def test_rows_that_cannot_be_encoded_fail_and_leave_nothing_behind() -> None:
             raise MemoryError("no more")
 
     with pytest.raises(MemoryError):
-        rig.accumulator.append_block(TOPIC, Broken(), block.groups, lambda *call: runs.append(call), 0, rig.now_ms)
+        rig.accumulator.append_block(
+            TOPIC, cast(Block, Broken()), block.groups, lambda *call: runs.append(call), 0, rig.now_ms
+        )
     ((run, error),) = runs
     assert run.base_offset == -1
     assert "no more" in str(error)
@@ -426,7 +452,7 @@ def test_a_full_batch_does_not_linger() -> None:
 
 
 def hurry_by_memory(rig: Rig) -> None:
-    rig.pool._waiters.append(None)
+    rig.pool._waiters.append(threading.Condition())
 
 
 def hurry_by_flush(rig: Rig) -> None:
@@ -438,7 +464,9 @@ def hurry_by_close(rig: Rig) -> None:
 
 
 def hurry_by_transaction(rig: Rig) -> None:
-    rig.accumulator._rules.is_completing = True
+    rules = rig.accumulator._rules
+    assert isinstance(rules, Rules)
+    rules.is_completing = True
 
 
 @pytest.mark.parametrize("hurry", [hurry_by_memory, hurry_by_flush, hurry_by_close, hurry_by_transaction])

@@ -10,6 +10,7 @@ import logging
 import random
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from support.scripted_broker.cluster import NO_LEADER, ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.versions import KAFKA_2_1
 
+from spark_kafka_sink.client.seams import ClientResponse
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     BrokerError,
     ClusterAuthorizationError,
@@ -40,6 +43,7 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.network.channel import ChannelKind, ChannelState
+from spark_kafka_sink.producer.futures import RecordMetadata
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
 
@@ -79,10 +83,9 @@ def test_records_arrive_and_their_futures_tell_where() -> None:
 def test_records_linger_together() -> None:
     harness = warm({"linger.ms": "50"})
     deliveries = [harness.send(b"%d" % index) for index in range(3)]
-    start_ms = harness.now_ms
     harness.settle()
     assert len(produce_attempts(harness)) == 1
-    assert 50 <= deliveries[0].settled_ms - start_ms < 60
+    assert 50 <= deliveries[0].took_ms < 60
 
 
 def test_a_poll_lasts_no_longer_than_the_next_batch_lingers() -> None:
@@ -98,8 +101,9 @@ def test_a_poll_lasts_no_longer_than_the_next_batch_lingers() -> None:
 def test_a_turn_that_sent_something_does_not_wait() -> None:
     harness = warm()
     harness.send()
-    before_ms, polls = harness.now_ms, []
-    harness.client.poll = lambda timeout_ms, now_ms: polls.append(timeout_ms)
+    before_ms = harness.now_ms
+    polls: list[int] = []
+    harness.client.poll = lambda timeout_ms, now_ms: polls.append(timeout_ms) or []
     harness.turn()
     assert (polls, harness.now_ms) == ([0], before_ms)
 
@@ -189,10 +193,10 @@ def test_one_request_in_flight_mutes_its_partition_until_the_answer() -> None:
     for index in range(4):
         harness.send(b"%d" % index)
     harness.turn()
-    assert harness.accumulator._queues[(TOPIC, 0)].is_muted
+    assert harness.accumulator._queues[TopicPartition(TOPIC, 0)].is_muted
     harness.settle()
     assert harness.values() == [b"0", b"1", b"2", b"3"]
-    assert not harness.accumulator._queues[(TOPIC, 0)].is_muted
+    assert not harness.accumulator._queues[TopicPartition(TOPIC, 0)].is_muted
 
 
 @pytest.mark.parametrize(("setting", "acks"), [("0", 0), ("1", 1), ("all", -1), ("-1", -1)])
@@ -261,7 +265,7 @@ def test_a_leaderless_topic_that_was_forgotten_is_added_again() -> None:
 def test_batch_that_cannot_be_encoded_fails_without_the_others() -> None:
     harness = warm(topics={TOPIC: 2})
     bad, good = harness.send(b"bad", partition=0), harness.send(b"good", partition=1)
-    (batch,) = harness.accumulator._queues[(TOPIC, 0)].batches
+    (batch,) = harness.accumulator._queues[TopicPartition(TOPIC, 0)].batches
     batch._row_runs[0].timestamps_ms[0] = 2**70
     harness.settle()
     assert "flights-0 could not be encoded" in str(bad.error)
@@ -379,7 +383,7 @@ def test_new_leader_named_in_an_answer_is_tried_at_once() -> None:
     harness.settle()
     first, second = produce_attempts(harness)
     assert (first.node_id, second.node_id) == (0, 1)
-    assert delivery.settled_ms - delivery.sent_ms < 320
+    assert delivery.took_ms < 320
     assert harness.values() == [b"x"]
 
 
@@ -427,7 +431,7 @@ def test_a_corrupt_message_is_sent_again_until_the_delivery_timeout() -> None:
     delivery = refused(harness, ErrorCode.corrupt_message, times=None)
     assert isinstance(delivery.error, KafkaTimeoutError)
     assert CorruptMessageError.sentence in str(delivery.error)
-    assert 10_000 <= delivery.settled_ms - delivery.sent_ms <= 11_000
+    assert 10_000 <= delivery.took_ms <= 11_000
     assert harness.memory_in_use == 0
 
 
@@ -459,7 +463,7 @@ def test_a_request_without_an_answer_is_sent_again_after_request_timeout_ms() ->
     delivery = harness.send(b"x")
     harness.settle()
     assert delivery.error is None
-    assert 3_000 <= delivery.settled_ms - delivery.sent_ms <= 4_000
+    assert 3_000 <= delivery.took_ms <= 4_000
     assert harness.values() == [b"x"]  # the broker recognized the second as a duplicate
     assert harness.cluster.log(TOPIC, 0).duplicates == 1
 
@@ -805,7 +809,7 @@ def test_unsent_records_fail_at_the_delivery_timeout_with_the_cause() -> None:
     assert isinstance(delivery.error, KafkaTimeoutError)
     assert "delivery.timeout.ms=10000" in str(delivery.error)
     assert "flights-0" in str(delivery.error)
-    assert 10_000 <= delivery.settled_ms - delivery.sent_ms <= 10_100
+    assert 10_000 <= delivery.took_ms <= 10_100
     assert harness.memory_in_use == 0
 
 
@@ -909,7 +913,7 @@ def test_expired_records_in_flight_keep_memory_until_the_request_ends() -> None:
     harness.selector.at(delivery.sent_ms + 12_000, lambda: in_use.append(harness.memory_in_use))
     harness.settle()
     assert "sent and not answered" in str(delivery.error)
-    assert 10_000 <= delivery.settled_ms - delivery.sent_ms <= 10_100
+    assert 10_000 <= delivery.took_ms <= 10_100
     assert in_use == [before, before]
     harness.run_until(lambda: harness.memory_in_use == 0, 20_000)
     assert harness.now_ms - delivery.sent_ms >= 15_000  # the timeout of the request
@@ -926,7 +930,7 @@ def test_answer_after_the_expiry_only_frees_the_memory() -> None:
     harness.selector.at(first.sent_ms + 10_500, harness.network.held.clear)
     harness.settle()
     assert isinstance(first.error, KafkaTimeoutError)
-    assert first.settled_ms - first.sent_ms == 10_000
+    assert first.took_ms == 10_000
     assert second.error is None
     assert len(first.calls) == 1
     assert harness.values() == [b"x", b"y"]
@@ -988,9 +992,10 @@ def test_a_version_that_the_broker_lacks_fails_the_records(is_idempotent: bool) 
 def test_failing_turn_is_logged_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     harness = warm()
     delivery = harness.send(b"x")
-    poll, calls = harness.client.poll, []
+    poll = harness.client.poll
+    calls: list[int] = []
 
-    def fail_once(timeout_ms: int, now_ms: int) -> object:
+    def fail_once(timeout_ms: int, now_ms: int) -> list[ClientResponse]:
         calls.append(timeout_ms)
         if len(calls) == 1:
             raise RuntimeError("a turn went wrong")
@@ -1016,7 +1021,7 @@ def test_close_sends_queued_records_without_lingering() -> None:
 def test_a_close_ends_the_poll_that_waits() -> None:
     harness = warm()
     woken: list[str] = []
-    harness.selector.wakeup = lambda: woken.append("poll")  # type: ignore[method-assign]
+    harness.selector.wakeup = lambda: woken.append("poll")
     harness.producer.sender.initiate_close()
     assert woken == ["poll"]
 
@@ -1050,8 +1055,12 @@ def test_a_close_with_an_unreachable_cluster_ends_with_the_delivery_timeout() ->
 def test_callbacks_run_in_order_within_a_partition() -> None:
     harness = warm({**AT_ONCE, "batch.size": "200"})
     order: list[int] = []
+
+    def note(index: int, metadata: RecordMetadata, error: KafkaError | None) -> None:
+        order.append(index)
+
     for index in range(20):
-        harness.producer.send(TOPIC, b"v", on_completion=lambda metadata, error, index=index: order.append(index))
+        harness.producer.send(TOPIC, b"v", on_completion=partial(note, index))
     harness.cluster.on(ApiKey.PRODUCE, faults.close_after(), skip=1)
     harness.run_until(lambda: len(order) == 20)
     assert order == list(range(20))
@@ -1162,7 +1171,7 @@ def test_records_whose_leader_is_forgotten_fail_when_the_first_nodes_refuse_us(i
     refusal = SaslAuthenticationError("revoked")
     delivery = harness.send(b"v")
     harness.metadata.rebootstrap()
-    harness.client.authentication_error = lambda node: refusal if node.id < 0 else None  # type: ignore[method-assign]
+    harness.client.authentication_error = lambda node: refusal if node.id < 0 else None
     harness.settle(1_000)
     assert delivery.error is refusal
     assert produce_attempts(harness) == []
@@ -1174,11 +1183,11 @@ def test_records_for_a_node_that_refuses_us_fail_at_once(is_idempotent: bool) ->
     harness.send(b"v")
     harness.settle()
     refusal = SaslAuthenticationError("revoked")
-    harness.client.ready = lambda _node, _now_ms: False  # type: ignore[method-assign]
+    harness.client.ready = lambda node, now_ms: False
     delivery = harness.send(b"v")
     harness.turn(1)  # in which the send has woken the poll
     harness.turn(1)
-    harness.client.authentication_error = lambda _: refusal  # type: ignore[method-assign]
+    harness.client.authentication_error = lambda node: refusal
     start_ms = harness.now_ms
     harness.settle()
     assert delivery.error is refusal

@@ -379,7 +379,7 @@ def test_offsets_go_with_their_texts_and_their_member() -> None:
         for each in topic.partitions
     }
     assert found == {("b", 1): (7, "rows=10"), ("b", 0): (8, None), ("a", 2): (9, "")}
-    assert (built.group_id, built.generation_id, built.member_id, built.group_instance_id) == group
+    assert group == GroupMetadata(built.group_id, built.generation_id, built.member_id, built.group_instance_id)
     partitions = [
         {"partition_index": 0, "error_code": 0},
         {"partition_index": 1, "error_code": ErrorCode.illegal_generation},

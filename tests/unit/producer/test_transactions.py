@@ -13,6 +13,7 @@ The other files on `producer/transactions.py` have one subject each:
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -272,7 +273,7 @@ def test_calls_out_of_order_are_refused_with_the_state(version: int) -> None:
 def test_a_producer_without_an_id_has_no_transactions() -> None:
     harness = TransactionHarness(2, {"transactional.id": None})
     producer = harness.producer
-    calls = [
+    calls: list[Callable[[], object]] = [
         producer.init_transactions,
         producer.begin_transaction,
         producer.prepare_transaction,

@@ -179,7 +179,7 @@ def test_batches_behind_a_failed_one_fail_unsent(version: int) -> None:
     harness.send(b"x" * 200, partition=0)
     harness.settle()
     assert lingering.error is not None
-    assert lingering.settled_ms - lingering.sent_ms < 200
+    assert lingering.took_ms < 200
     harness.producer.flush()  # nothing to wait for
     assert harness.values(partition=1) == []
     aborted_and_next_works(harness)
@@ -248,7 +248,7 @@ def test_a_batch_that_expires_costs_the_transaction(version: int, fault: faults.
     deliveries = send_all(harness, 3)
     with pytest.raises(KafkaTimeoutError, match=r"delivery\.timeout\.ms=4000"):
         harness.producer.commit_transaction()
-    assert deliveries[0].settled_ms - deliveries[0].sent_ms in range(4_000, 4_400)
+    assert deliveries[0].took_ms in range(4_000, 4_400)
     # Bug: it was a KafkaTimeoutError again, after which a caller tries again, for ever
     with pytest.raises(TransactionAbortableError, match=r"delivery\.timeout\.ms=4000.* Only abort_transaction is left"):
         harness.producer.commit_transaction()

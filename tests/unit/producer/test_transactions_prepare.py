@@ -363,7 +363,7 @@ def test_another_id_is_refused_within_a_transaction(version: int) -> None:
 
 def flush_by_turns(task: TransactionHarness, then: Callable[[], object] = lambda: None) -> None:
     """Have `flush` turn the Sender until all records have ended; after the first time `then` comes in between."""
-    flushes = []
+    flushes: list[str] = []
 
     def flush(timeout: float | None = None) -> None:
         task.run_until(lambda: not task.accumulator.has_incomplete)
@@ -371,7 +371,7 @@ def flush_by_turns(task: TransactionHarness, then: Callable[[], object] = lambda
             then()
         flushes.append("one")
 
-    task.producer.flush = flush  # type: ignore[method-assign]
+    task.producer.flush = flush
 
 
 @both_versions
@@ -404,7 +404,7 @@ def test_a_send_that_joined_before_is_waited_for_and_none_joins_after(version: i
         task.accumulator.append_row(PLACE, None, b"late", (), 0, 50, RecordThunk(late, None), 0, task.now_ms)
         task.manager.sends.leave("a send")
 
-    task.producer._clock.sleep_ms = passes  # type: ignore[method-assign]
+    task.producer._clock.sleep_ms = passes
     prepared = task.producer.prepare_transaction()
     assert late.done()
     assert not prepared.is_empty
@@ -418,14 +418,14 @@ def test_joined_send_columns_has_all_rows_in_the_prepared_transaction(version: i
     task.manager.add_partition(PLACE, "a send")
     late = [FutureRecordMetadata(0, -1, -1) for _ in range(2)]
 
-    def passes(_: int) -> None:
+    def passes(duration_ms: int) -> None:
         for partition, future in enumerate(late):
             place = TopicPartition(TOPIC, partition)
             task.manager.add_partition(place, "a send")
             task.accumulator.append_row(place, None, b"late", (), 0, 50, RecordThunk(future, None), 0, task.now_ms)
         task.manager.sends.leave("a send")
 
-    task.producer._clock.sleep_ms = passes  # type: ignore[method-assign]
+    task.producer._clock.sleep_ms = passes
     prepared = task.producer.prepare_transaction()
     assert [future.done() for future in late] == [True, True]
     driver = TransactionHarness(version, beside=task)
@@ -440,7 +440,7 @@ def test_a_transaction_is_not_prepared_without_a_send_that_joined_and_failed(ver
     flush_by_turns(task)
     task.send(b"first", partition=0)
     task.manager.add_partition(PLACE, "a send")
-    task.producer._clock.sleep_ms = lambda _: task.manager.handle_refused_record(  # type: ignore[method-assign]
+    task.producer._clock.sleep_ms = lambda duration_ms: task.manager.handle_refused_record(
         KafkaTimeoutError("no memory"), "a send"
     )
     with pytest.raises(TransactionAbortableError, match="no memory"):

@@ -29,7 +29,8 @@ def come_in_between(harness: TransactionHarness, act: Callable[[], object]) -> l
     """Have `act` run once on another thread, when the Sender has found the node of a request ready. Returns the state
     that it left, once it has run.
     """
-    ready, left = harness.client.ready, []
+    ready = harness.client.ready
+    left: list[State] = []
 
     def ready_and_late(node: Node, now_ms: int) -> bool:
         is_ready = ready(node, now_ms)
@@ -41,7 +42,7 @@ def come_in_between(harness: TransactionHarness, act: Callable[[], object]) -> l
             left[:] = [harness.state]
         return is_ready
 
-    harness.client.ready = ready_and_late  # type: ignore[method-assign]
+    harness.client.ready = ready_and_late
     return left
 
 
@@ -98,8 +99,8 @@ def test_an_abort_takes_back_the_request_whose_node_is_found_unreachable() -> No
             return True
         return has_failed(node)
 
-    harness.client.ready = ready_until_then  # type: ignore[method-assign]
-    harness.client.connection_failed = has_failed_once  # type: ignore[method-assign]
+    harness.client.ready = ready_until_then
+    harness.client.connection_failed = has_failed_once
     harness.send(b"a", partition=0)
     harness.settle()
     assert left == [State.ABORTING]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from support.producer_harness import TOPIC
 from support.scripted_broker import faults
@@ -90,7 +92,7 @@ def test_call_whose_coordinator_is_away_names_it(call: str) -> None:
     coordinator = 0
     harness.network.cut(coordinator)
     harness.network.refusing.add(coordinator)
-    calls = {
+    calls: dict[str, Callable[[], None]] = {
         "commit": harness.producer.commit_transaction,
         "abort": harness.producer.abort_transaction,
         "send_offsets": lambda: harness.producer.send_offsets_to_transaction({PLACE: (7, None)}, GROUP),
