@@ -205,6 +205,15 @@ def test_request_that_is_not_sent_in_time_fails_with_its_limit(bench: Bench) -> 
     assert not first.is_done()
 
 
+def refuse(rig: ClientRig, connection_id: str) -> SaslAuthenticationError:
+    """Let the selector's next poll report that SASL failed."""
+    error = SaslAuthenticationError("wrong password")
+    state = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
+    rig.selector.close(connection_id)
+    rig.selector.at(rig.now_ms, lambda: rig.selector.disconnected.update({connection_id: state}))
+    return error
+
+
 def test_a_refusal_fails_what_was_sent_and_what_was_not(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     rig = bench.rig
     node = rig.connect(0)
@@ -212,9 +221,7 @@ def test_a_refusal_fails_what_was_sent_and_what_was_not(bench: Bench, caplog: py
     bench.client.poll(bench.timer(0))
     rig.network.stalled.add(0)
     unsent = bench.client.send(node, ASK)
-    error = SaslAuthenticationError("wrong password")
-    rig.selector.close("0")
-    rig.selector._lost["0"] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
+    error = refuse(rig, "0")
     with caplog.at_level(logging.CRITICAL), pytest.raises(SaslAuthenticationError):
         bench.client.poll(bench.timer(10))
     assert sent.error is error
@@ -280,7 +287,7 @@ def test_reconnect_backoff_of_a_node_with_something_unsent_bounds_the_poll(bench
     assert 0 < left_ms < 100
     bench.rig.client.connection_failed = lambda node: False  # it is to stay queued
     bench.client.send(down, ASK)
-    bench.rig.selector._is_woken = False
+    bench.client.poll(bench.timer(0))  # takes the wake-up of the send
     assert waited(bench, 60_000) == left_ms
 
 
@@ -321,9 +328,8 @@ def test_late_request_expires_behind_one_that_is_not_late(bench: Bench) -> None:
 
 
 def test_send_within_the_backoff_after_a_refusal_fails_with_it(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    node, error = bench.rig.connect(0), SaslAuthenticationError("wrong password")
-    bench.rig.selector.close("0")
-    bench.rig.selector._lost["0"] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
+    node = bench.rig.connect(0)
+    error = refuse(bench.rig, "0")
     with caplog.at_level(logging.CRITICAL), pytest.raises(SaslAuthenticationError):
         bench.client.poll(bench.timer(0))
     again = bench.client.send(node, ASK)

@@ -17,6 +17,7 @@ from spark_kafka_sink.admin.topic_reader import (
     AbortedTransaction,
     PartitionRecords,
     TopicReader,
+    TopicTail,
     is_abort_marker,
     visible_batches,
 )
@@ -51,11 +52,11 @@ def batch_bytes(values: Sequence[str], codec: str = "none", **state: Any) -> byt
 class Bench:
     """A reader of topic `t`, one partition a node, over a scripted cluster."""
 
-    def __init__(self, node_count: int = 1, max_partition_bytes: int = 1 << 20) -> None:
+    def __init__(self, node_count: int = 1, max_partition_bytes: int = 1 << 20, timeout_ms: int = TIMEOUT_MS) -> None:
         self.rig = ClientRig(node_count)
         self.rig.cluster.create_topic("t", partitions=node_count)
         self.client = self.rig.consumer()
-        self.reader = TopicReader(self.client, self.rig.metadata, self.rig.clock, 100, TIMEOUT_MS, max_partition_bytes)
+        self.reader = TopicReader(self.client, self.rig.metadata, self.rig.clock, 100, timeout_ms, max_partition_bytes)
 
     def append(self, partition: int, *values: str, codec: str = "none", **state: Any) -> None:
         epoch = self.rig.cluster.topics["t"].partitions[partition].leader_epoch
@@ -277,8 +278,7 @@ def test_read_waits_for_an_end_unknown_to_the_new_leader() -> None:
 @pytest.mark.parametrize("fault", [faults.close_before(), faults.lose_request(), faults.wrong_correlation_id()])
 @pytest.mark.parametrize("api", [ApiKey.FETCH, ApiKey.LIST_OFFSETS])
 def test_a_lost_request_is_sent_again(fault: faults.Hook, api: int, caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-    bench.reader._timeout_ms = 60_000
+    bench = Bench(timeout_ms=60_000)
     bench.append(0, "a")
     bench.rig.cluster.on(api, fault)
     with caplog.at_level("CRITICAL"):
@@ -526,7 +526,7 @@ def test_silent_leader_fails_the_read_at_the_limit(bench: CoordinatorBench) -> N
 
 
 def test_slow_tail_fails_at_the_timer(bench: CoordinatorBench) -> None:
-    bench.coordinator.topics._retry_backoff_ms = 1
+    bench.coordinator.topics = TopicTail(bench.client, bench.rig.metadata, bench.rig.clock, retry_backoff_ms=1)
     append(bench, *["x" * 400_000] * 40)
     bench.cluster.on(ApiKey.FETCH, faults.delay(400), times=None)
     started_ms = bench.rig.now_ms

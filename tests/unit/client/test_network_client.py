@@ -221,9 +221,8 @@ def test_node_without_versions_is_disconnected_and_retried() -> None:
 def test_metadata_a_node_is_too_old_for_is_a_fatal_error() -> None:
     rig = ClientRig(1)
     rig.cluster.versions = {**rig.cluster.versions, 3: (0, 2)}
-    rig.poll_until(lambda: rig.metadata._fatal_error)
     with pytest.raises(UnsupportedVersionError, match="METADATA"):
-        rig.metadata.maybe_raise_fatal_error()
+        rig.poll_until(rig.metadata.maybe_raise_fatal_error)
 
 
 # ---- wrong answers -------------------------------------------------------------------------------------------------
@@ -481,10 +480,15 @@ def test_the_next_address_is_tried_when_one_fails() -> None:
     rig.await_metadata()
 
 
+def report_loss(rig: ClientRig, connection_id: str, state: ChannelState) -> None:
+    """Let the selector's next poll report the end of a connection."""
+    rig.selector.at(rig.now_ms, lambda: rig.selector.disconnected.update({connection_id: state}))
+
+
 def test_late_loss_of_a_connection_that_we_closed_is_ignored(rig: ClientRig) -> None:
     rig.client.disconnect("0")
     left_ms = rig.client.poll_delay_ms(rig.node(0), rig.now_ms)
-    rig.selector._lost["0"] = ChannelState(ChannelKind.READY, DisconnectError("late news"))
+    report_loss(rig, "0", ChannelState(ChannelKind.READY, DisconnectError("late news")))
     assert rig.poll() == []
     assert rig.metadata.connection_failure is None
     assert rig.client.poll_delay_ms(rig.node(0), rig.now_ms) == left_ms
@@ -612,10 +616,10 @@ def test_metadata_request_lost_by_disconnect_is_sent_again(rig: ClientRig) -> No
 
 
 def refuse(rig: ClientRig, connection_id: str) -> SaslAuthenticationError:
-    """What the selector reports when SASL fails."""
+    """Let the selector report that SASL failed."""
     error = SaslAuthenticationError("wrong password")
     rig.selector.close(connection_id)
-    rig.selector._lost[connection_id] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
+    report_loss(rig, connection_id, ChannelState(ChannelKind.AUTHENTICATION_FAILED, error))
     return error
 
 

@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 from spark_kafka_sink.common.errors import LocalBrokerError, TopicAuthorizationError
 from spark_kafka_sink.local import access
 from spark_kafka_sink.local.access import AccessAdmin, Permission
+from spark_kafka_sink.local.admin import Admin
 from spark_kafka_sink.local.security import SCRAM_ITERATIONS, salted_password
 
 WRITE = Permission("User:a", "write", "topic", "orders")
@@ -28,7 +29,7 @@ class Servers:
         self._answers = answers
         self.admin = AccessAdmin("a:1, b:2")
         self.now_s = 0.0
-        monkeypatch.setattr(self.admin._admin, "ask", self._ask)
+        monkeypatch.setattr(Admin, "ask", lambda _, *given: self._ask(*given))
         monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: self.now_s, sleep=self._sleep))
 
     def _sleep(self, s: float) -> None:

@@ -7,10 +7,19 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from support.peer import open_files
 
 from spark_kafka_sink.local.watchdog import Watchdog
+
+
+def guarded(folder: Path | None) -> tuple[Watchdog, psutil.Process]:
+    """Return a watchdog and its guard, the one process that it starts."""
+    before = set(psutil.Process().children())
+    watchdog = Watchdog(folder)
+    (guard,) = set(psutil.Process().children()) - before
+    return watchdog, guard
 
 
 def test_closing_kills_what_runs_and_removes_the_folder(tmp_path: Path) -> None:
@@ -26,10 +35,10 @@ def test_closing_kills_what_runs_and_removes_the_folder(tmp_path: Path) -> None:
 
 def test_ctrl_c_reaches_neither_guard_nor_process(tmp_path: Path) -> None:
     before = open_files()
-    watchdog = Watchdog(None)
+    watchdog, guard = guarded(None)
     with (tmp_path / "out").open("wb") as output:
         process = watchdog.spawn(["sleep", "60"], folder=tmp_path, output=output)
-    assert os.getsid(watchdog._guard.pid) == watchdog._guard.pid
+    assert os.getsid(guard.pid) == guard.pid
     assert os.getsid(process.pid) == process.pid
     watchdog.close()
     process.wait(10)
@@ -81,12 +90,12 @@ def test_killed_guard_does_not_prevent_a_close(tmp_path: Path) -> None:
     """Bug: after `pkill kafka` a cluster's `running` and `stop` raised BrokenPipeError, and its folder stayed."""
     folder = tmp_path / "doomed"
     folder.mkdir()
-    watchdog = Watchdog(folder)
+    watchdog, guard = guarded(folder)
     with (folder / "out").open("wb") as output:
         process = watchdog.spawn(["true"], folder=folder, output=output)
     assert process.wait(10) == 0
-    watchdog._guard.kill()
-    watchdog._guard.wait(10)
+    guard.kill()
+    os.waitid(os.P_PID, guard.pid, os.WEXITED | os.WNOWAIT)  # it stays a child, for the watchdog to wait for
     watchdog.forget(process.pid)
     watchdog.close()
     assert not folder.exists()
