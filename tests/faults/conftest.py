@@ -1,7 +1,7 @@
-"""Clusters that are shared and healed after each row, the seeds, what a failing row leaves, and that no row leaves
-anything else.
+"""Shared clusters, repaired after each row; the seeds; the evidence that a failing row keeps; and a check that no row
+leaves anything else.
 
-FAULT_SEEDS=20: so many seeds for the rows that take several (1 by default). FAULT_SEED=123: that one.
+FAULT_SEEDS=20 sets the number of seeds for the rows that take several (1 by default), FAULT_SEED=123 the first one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """So that what is left there is ours."""
+    """Use a new temporary folder, so that all files in it come from these tests."""
     folder = str(tmp_path_factory.mktemp("temporary"))
     before = tempfile.gettempdir(), os.environ.get("TMPDIR")
     tempfile.tempdir = os.environ["TMPDIR"] = folder
@@ -69,30 +69,30 @@ def running_one(own_temporary_folder: None) -> Iterator[FaultStage]:
 
 @pytest.fixture(scope="session")
 def running_old(own_temporary_folder: None) -> Iterator[FaultStage]:
-    """Of the first version of the transaction protocol."""
+    """A node of the first version of the transaction protocol."""
     with FaultStage(1, features={"transaction.version": 1}) as stage:
         yield stage
 
 
 @pytest.fixture(scope="session")
 def broker(running_one: FaultStage) -> Admin:
-    """What the parts of other tests that these rows use call their broker."""
+    """The broker under the name that the reused tests expect."""
     return Admin(running_one.direct)
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No descriptor, thread, process or temporary file after a row that was not there before."""
+    """Check that a row leaves no descriptor, thread, process or temporary file."""
     for name in (
         "running_three",
         "running_one",
         "running_old",
         "secured_broker",
         "spark",
-    ):  # first of all, if the row uses it
+    ):  # before anything else, if the row uses it
         if name in request.fixturenames:
             request.getfixturevalue(name)
-    if "spark" in request.fixturenames:  # its daemon and workers stay
+    if "spark" in request.fixturenames:  # its daemon and workers remain
         request.getfixturevalue("spark").range(2).foreachPartition(lambda rows: None)
     before = Leftovers()
     yield
@@ -113,7 +113,7 @@ def timeline(request: pytest.FixtureRequest, nothing_left: None) -> Timeline:
 def three_nodes(
     request: pytest.FixtureRequest, running_three: FaultStage, timeline: Timeline, tmp_path: Path
 ) -> Iterator[FaultStage]:
-    """The cluster of three; whatever was done to it is undone afterwards."""
+    """The cluster of three nodes; all faults are undone afterwards."""
     yield from _on(running_three, request, timeline, tmp_path)
 
 
@@ -121,7 +121,7 @@ def three_nodes(
 def one_node(
     request: pytest.FixtureRequest, running_one: FaultStage, timeline: Timeline, tmp_path: Path
 ) -> Iterator[FaultStage]:
-    """The cluster of one; whatever was done to it is undone afterwards."""
+    """The cluster of one node; all faults are undone afterwards."""
     yield from _on(running_one, request, timeline, tmp_path)
 
 
@@ -129,7 +129,7 @@ def one_node(
 def one_node_of_old(
     request: pytest.FixtureRequest, running_old: FaultStage, timeline: Timeline, tmp_path: Path
 ) -> Iterator[FaultStage]:
-    """As `one_node`, of the first version of the transaction protocol."""
+    """Like `one_node`, of the first version of the transaction protocol."""
     yield from _on(running_old, request, timeline, tmp_path)
 
 
@@ -152,8 +152,8 @@ def _on(stage: FaultStage, request: pytest.FixtureRequest, timeline: Timeline, f
 
 @pytest.fixture
 def start_producer(timeline: Timeline) -> Iterator[Callable[..., KafkaProducer]]:
-    """`start_producer(bootstrap_servers, **{"linger.ms": 0, ...})`; closed within five seconds after the row, whatever
-    state the row leaves it in (row 52).
+    """`start_producer(bootstrap_servers, **{"linger.ms": 0, ...})`: a producer that the fixture closes within five
+    seconds after the row, in any state (row 52).
     """
     made: list[KafkaProducer] = []
 

@@ -1,12 +1,13 @@
-"""A long run: producers send to three real brokers while kills, cuts and other faults are drawn from the fault matrix.
+"""A long run: producers send to three real brokers while kills, cuts and other faults are drawn from the fault
+matrix.
 
-    PYTHONPATH=.:tests python tests/faults/soak.py --minutes 10 --seed 1
+PYTHONPATH=.:tests python tests/faults/soak.py --minutes 10 --seed 1
 
-Two idempotent producers (by rows and by columns), two transactional ones, and a query of exactly-once batches whose
-processes are killed over and over (support.killed_query), write through proxies. It goes on until the
-time is over and there were enough records and faults; then everything is read back by librdkafka under both isolation
-levels and compared. A table, a timeline as text and as a picture, and the logs if anything is wrong go to --out.
-It ends with 1 if an acknowledged record was lost, doubled, reordered, or anything else was wrong.
+Two idempotent producers (by rows and by columns), two transactional ones, and a query of exactly-once batches,
+whose processes are killed over and over (support.killed_query), write through proxies. The run ends when the time
+is over and there were enough records and faults. Then librdkafka reads everything under both isolation levels, and
+the run compares it. It writes a table, a timeline as text and as a picture, and after an error the logs, to --out.
+Its exit code is 1 if an acknowledged record was lost, duplicated or reordered, or if anything else was wrong.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _QUERY_PARTITIONS = 3
 
 @dataclass(frozen=True)
 class Deed:
-    """A fault of the matrix: how it begins, how long it lasts, and how often it is drawn. It ends by healing."""
+    """A fault of the matrix: its begin, its duration and its weight in the draw. It repairs everything at its end."""
 
     row: int
     name: str
@@ -95,7 +96,7 @@ DEEDS = (
 
 
 class KilledQuery:
-    """A thread that starts the processes of an exactly-once query, which are killed, and go on from the checkpoint."""
+    """A thread that starts the processes of an exactly-once query. They are killed, and go on from the checkpoint."""
 
     def __init__(self, stage: FaultStage, folder: Path, seed: int) -> None:
         self.kills = 0
@@ -121,8 +122,8 @@ class KilledQuery:
             self._seed += 1
 
     def _start(self, kills: int, timeout_s: float) -> dict[str, Any] | None:
-        """Processes until so many are killed, and one that is not: what became of them. None where too many of them
-        failed, as they may while brokers are gone.
+        """Start processes until that many were killed, and then one that is not. Return the outcomes, or None if too
+        many processes failed, which can happen while brokers are down.
         """
         query = self._query
         command = [sys.executable, "-m", "support.killed_query", "--servers", query.servers, "--topic", query.topic]
@@ -138,7 +139,9 @@ class KilledQuery:
         self._thread.join(200)
 
     def anomalies(self) -> list[Anomaly]:
-        """Stop; one more batch, unharmed; every row of every finished batch is there once, a key's in order."""
+        """Stop and run one more batch without a fault; check that every row of every finished batch is there once, with
+        the rows of a key in order.
+        """
         self.stop()
         last = self._start(0, 120)
         status = "none" if last is None else last["status"]
@@ -202,7 +205,7 @@ class Soak:
         return sum(len(work.ledger.sent) for work in (*self.workloads, *self.transacting))
 
     def step(self) -> None:
-        """One fault, its end, and everybody at work again."""
+        """Run one fault to its end, and wait until everything works again."""
         (deed,) = self.rng.choices(DEEDS, weights=[deed.weight for deed in DEEDS])
         self.stage.note(f"row {deed.row}: {deed.name}")
         began = self.elapsed_s
@@ -218,7 +221,7 @@ class Soak:
             self.stage.await_in_sync(work.ledger.sent[0].topic)
 
     def verdict(self) -> list[Anomaly]:
-        """Everybody stops, and what was sent is compared with what is read."""
+        """Stop all producers, and compare the sent records with those read."""
         found: list[Anomaly] = []
         for work in self.workloads:
             work.stop()
@@ -239,7 +242,7 @@ class Soak:
 
 
 def draw(soak: Soak, target: Path) -> None:
-    """Acknowledged records in each second, with the faults behind them."""
+    """Draw the acknowledged records of each second, with the faults behind them."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(14, 4.5), layout="constrained")

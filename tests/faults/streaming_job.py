@@ -1,4 +1,4 @@
-"""A streaming query into Kafka, from parquet files, one a batch: for rows in which Spark is killed and started again.
+"""A streaming query into Kafka from parquet files, one for each batch, for rows that kill and restart Spark.
 
 python streaming_job.py SERVERS TOPIC FOLDER PARALLELISM GUARANTEE
 """

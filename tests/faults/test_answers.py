@@ -1,4 +1,4 @@
-"""Rows 12 to 17: a broker whose answers are wrong, over real sockets."""
+"""Rows 12 to 17: a broker sends wrong responses over real sockets."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_row_12_wrong_correlation_id(scripted: Start, seed: int, api_key: int, s
     stage.check()
 
 
-def test_row_12_answers_that_changed_places(scripted: Start, seed: int) -> None:
-    """The first request fails, the second succeeds, and each answer claims to be the other's."""
+def test_row_12_swapped_correlation_ids(scripted: Start, seed: int) -> None:
+    """The first request fails and the second succeeds, and each response has the other's correlation id."""
     stage = scripted()
     producer = stage.producer()
     for partition in (0, 1):
@@ -74,7 +74,7 @@ def test_row_13_length_of_a_frame(scripted: Start, seed: int, api_key: int, leng
 
 
 def flipped(rng: random.Random) -> faults.Hook:
-    """A few bytes of the answer are others; its length and correlation id are right."""
+    """A response with a few changed bytes; its length and correlation id are right."""
 
     def flip(frame: bytes) -> bytes:
         spoiled = bytearray(frame)
@@ -86,7 +86,7 @@ def flipped(rng: random.Random) -> faults.Hook:
 
 
 def huge_counts(rng: random.Random) -> faults.Hook:
-    """Five bytes in a row say 2^31 - 1 or more: wherever a count or a length is, it is a bomb."""
+    """Five consecutive bytes mean 2^31 - 1 or more: a huge allocation wherever a count or a length stands."""
 
     def bomb(frame: bytes) -> bytes:
         at = rng.randrange(8, len(frame))
@@ -120,7 +120,7 @@ def partition_twice(rng: random.Random) -> faults.Hook:
 
 
 def partition_of_another(rng: random.Random) -> faults.Hook:
-    """The answer tells of a partition that was not asked for, besides."""
+    """The response also has a partition that was not in the request."""
 
     def more(values: dict[str, Any]) -> dict[str, Any]:
         extra = {
@@ -135,10 +135,10 @@ def partition_of_another(rng: random.Random) -> faults.Hook:
 
 
 @pytest.mark.parametrize("spoil", [cut_short, without_partition, partition_twice, partition_of_another])
-def test_row_14_answers_that_make_no_sense(
-    scripted: Start, seed: int, spoil: Callable[[random.Random], faults.Hook]
-) -> None:
-    """Each is seen through: the connection is closed and the batch sent again, or the rest of the answer counts."""
+def test_row_14_invalid_responses(scripted: Start, seed: int, spoil: Callable[[random.Random], faults.Hook]) -> None:
+    """The producer detects each one: it closes the connection and sends the batch again, or uses the rest of the
+    response.
+    """
     stage, rng = scripted(), random.Random(seed)
     producer = stage.producer()
     stage.deliver(producer)
@@ -150,10 +150,12 @@ def test_row_14_answers_that_make_no_sense(
 
 @pytest.mark.parametrize("spoil", [flipped, huge_counts], ids=["flipped", "huge_counts"])
 @pytest.mark.parametrize("api_key", [ApiKey.PRODUCE, ApiKey.API_VERSIONS, ApiKey.INIT_PRODUCER_ID])
-def test_row_14_answers_with_spoiled_bytes(
+def test_row_14_corrupt_responses(
     scripted: Start, seed: int, api_key: int, spoil: Callable[[random.Random], faults.Hook]
 ) -> None:
-    """They may seem to say anything: no crash, no hang, one outcome for each record, and the next producer is well."""
+    """The bytes may mean anything. Nothing crashes or hangs, each record has one outcome, and the next producer
+    works.
+    """
     rng = random.Random(seed)
     before = psutil.Process().memory_info().rss
     for _ in range(12):
@@ -178,7 +180,7 @@ def test_row_15_api_versions_only_version_0(scripted: Start, seed: int) -> None:
 @pytest.mark.parametrize(
     "error_code", [ErrorCode.unsupported_version, ErrorCode.invalid_request, ErrorCode.unknown_server_error]
 )
-def test_row_15_api_versions_refused_for_ever(scripted: Start, seed: int, error_code: int) -> None:
+def test_row_15_api_versions_always_refused(scripted: Start, seed: int, error_code: int) -> None:
     stage = scripted()
     stage.on(ApiKey.API_VERSIONS, faults.fail_with(error_code), times=None)
     producer = stage.producer(**{"max.block.ms": 1_500})
@@ -190,7 +192,7 @@ def test_row_15_api_versions_refused_for_ever(scripted: Start, seed: int, error_
     assert asked < 100, "a storm"
 
 
-def test_row_15_api_versions_that_flap(scripted: Start, seed: int) -> None:
+def test_row_15_changing_api_versions(scripted: Start, seed: int) -> None:
     stage, rng = scripted(), random.Random(seed)
     producer = stage.producer()
     for _ in range(12):
@@ -207,7 +209,7 @@ def test_row_16_not_leader(scripted: Start, seed: int, is_named: bool) -> None:
     stage.cluster.has_leader_hints = is_named
     producer = stage.producer(**{"retry.backoff.ms": 1_000, "retry.backoff.max.ms": 1_000})
     stage.deliver(producer, 1, 0)
-    stage.deliver(producer, 1, 1)  # connected to both
+    stage.deliver(producer, 1, 1)  # connect to both
     with stage.server.lock:
         stage.cluster.move_leader("t", 0, 1)
         asked = len(stage.cluster.requests_of(ApiKey.METADATA))
@@ -220,7 +222,7 @@ def test_row_16_not_leader(scripted: Start, seed: int, is_named: bool) -> None:
 
 
 def test_row_17_older_leader_epoch(scripted: Start, seed: int) -> None:
-    """A node that lags behind says who led before; the producer stays with the leader that it knows."""
+    """A node with old metadata names the previous leader; the producer stays with the leader that it knows."""
     stage = scripted(2)
     producer = stage.producer(**{"metadata.max.age.ms": 100})
     stage.deliver(producer, 3, 0)

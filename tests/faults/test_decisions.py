@@ -1,4 +1,4 @@
-"""Row 54: what is kept between two runs of a query is read as plain data, and refused where it is not as written."""
+"""Row 54: state that is kept between two runs of a query is read as plain data, and refused if it is damaged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNSAFE = {"pickle", "cPickle", "cloudpickle", "marshal", "shelve", "dill", "pys
 
 
 class Canary:
-    """Whoever unpickles it touches a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,8 +53,8 @@ def test_row_54_garbage_for_a_decision(garbage: bytes) -> None:
         Decision.from_bytes(garbage, "the topic", "prefix")
 
 
-def test_row_54_a_decision_with_other_bytes(seed: int, timeline: Timeline) -> None:
-    """No byte of it can be another without being noticed, but for blanks."""
+def test_row_54_changed_bytes_in_a_decision(seed: int, timeline: Timeline) -> None:
+    """Every changed byte is detected, except for blanks."""
     rng, written = random.Random(seed), a_decision().to_bytes()
     assert Decision.from_bytes(written, "here", "prefix") == a_decision()
     for _ in range(2_000):
@@ -69,7 +69,7 @@ def test_row_54_a_decision_with_other_bytes(seed: int, timeline: Timeline) -> No
 
 
 def test_row_54_nothing_is_unpickled_by_the_package() -> None:
-    """Commit messages are Spark's to carry; what the package reads itself it reads as data."""
+    """Spark carries the commit messages; the package reads its own state as data."""
     folder = Path(spark_kafka_sink.__file__).parent
     found = []
     for path in folder.rglob("*.py"):

@@ -1,7 +1,8 @@
-"""Rows 36 to 42: exactly-once delivery from Spark, whose driver, workers and attempts die, twice or too late.
+"""Rows 36 to 42: exactly-once delivery from Spark, whose driver, workers and attempts die, run twice or come too
+late.
 
-Where a row needs the driver to die at a certain request, the query is the one of support.killed_query, whose driver,
-tasks and producers are the real ones; the others run Spark.
+Some rows need the driver to die at a certain request. They run the query of support.killed_query, with the real
+driver, tasks and producers. The other rows run Spark.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ except KafkaTimeoutError as error:
 
 
 class Staging:
-    """A topic, a checkpoint, and processes of a query, one after the other."""
+    """A topic, a checkpoint, and consecutive processes of a query."""
 
     def __init__(self, stage: FaultStage, folder: Path, seed: int, timeout_ms: int = 60_000) -> None:
         self.stage, self.seed = stage, seed
@@ -130,7 +131,7 @@ class Staging:
         self.query = Query(stage.direct, self.topic, folder / f"checkpoint-{self.topic}", timeout_ms=timeout_ms)
 
     def run(self, last: int, **more: Any) -> subprocess.CompletedProcess[str]:
-        """A process that goes on to batch `last`. `how`: it dies, or a request fails, at request `at`."""
+        """Run a process to batch `last`. `how` is a death of the process, or a failure of request `at`."""
         given = {"tasks": 0, "attempts": False, "how": "", "at": 0, "is_after": False, "seed": self.rng.random()}
         given |= {"seed": self.rng.randrange(10**6), "last": last, "timeout_ms": self.query.timeout_ms} | more
         given |= {"servers": self.query.servers, "topic": self.topic, "checkpoint": str(self.query.checkpoint)}
@@ -149,20 +150,22 @@ class Staging:
         return ended
 
     def goes_through(self, last: int, **more: Any) -> str:
-        """What it told."""
+        """Run to the end and return the process's output."""
         ended = self.run(last, **more)
         assert ended.returncode == 0, ended.stderr[-2_000:]
         return ended.stdout
 
     def is_decided(self) -> bool:
-        """Whether the last decision is of a batch that is not finished."""
+        """Whether the last decision is of an unfinished batch."""
         partitions = len(self.stage.kafka.describe_topic(DECISIONS).partitions)
         messages = read_topic(self.stage.direct, DECISIONS, partitions)
         values = [message.value() for message in messages if message.key() == self.topic.encode()]
         return bool(values) and json.loads(values[-1])["state"] == "decided"
 
     def check(self, batches: int) -> None:
-        """Every row of these batches is read once, a key's in order; and nothing holds up readers."""
+        """Check that every row of these batches is read once, the rows of a key in order, and that readers do not
+        wait.
+        """
         rows = [self.query.row(number) for number in range(batches * self.query.rows)]
         sent = [Sent(value.decode(), self.topic, None, Outcome.YES, None, key.decode()) for key, value in rows]
         committed = read_all(self.stage.direct, {self.topic: PARTITIONS}, "read_committed")
@@ -179,7 +182,9 @@ class Staging:
 
 
 def test_row_36_two_attempts_of_every_task(one_node: FaultStage, tmp_path: Path, seed: int) -> None:
-    """Speculation, or a zombie: both write to the end, one is told to the driver, the other's rows are never seen."""
+    """Speculation, or a late attempt: both write to the end, one sends its message to the driver, and readers never see
+    the other's rows.
+    """
     staging = Staging(one_node, tmp_path, seed)
     staging.goes_through(5, attempts=True)
     staging.check(6)
@@ -189,7 +194,9 @@ def test_row_36_two_attempts_of_every_task(one_node: FaultStage, tmp_path: Path,
 
 @pytest.mark.parametrize("row", [38, 39], ids=["undecided", "decided"])
 def test_row_38_and_39_driver_killed(one_node: FaultStage, tmp_path: Path, seed: int, row: int) -> None:
-    """At some request before, or after, the decision is written: the next driver replays, or finishes, the batch."""
+    """The driver dies at a request before or after the decision: the next driver writes the batch again, or
+    finishes it.
+    """
     for number in range(12):
         staging = Staging(one_node, tmp_path, seed * 100 + number)
         staging.goes_through(0)
@@ -203,7 +210,7 @@ def test_row_38_and_39_driver_killed(one_node: FaultStage, tmp_path: Path, seed:
     raise AssertionError("no death at the right time in 12")
 
 
-def test_row_38_driver_killed_again_and_again(one_node: FaultStage, tmp_path: Path, seed: int) -> None:
+def test_row_38_driver_killed_repeatedly(one_node: FaultStage, tmp_path: Path, seed: int) -> None:
     staging = Staging(one_node, tmp_path, seed)
     command = [sys.executable, "-m", "support.killed_query", "--servers", one_node.direct, "--topic", staging.topic]
     options = ["--checkpoint", str(staging.query.checkpoint), "--kills", "8", "--seed", str(seed)]
@@ -217,8 +224,8 @@ def test_row_38_driver_killed_again_and_again(one_node: FaultStage, tmp_path: Pa
 
 
 def test_row_40_commit_fails_midway(one_node: FaultStage, tmp_path: Path, seed: int) -> None:
-    """A request of the driver's fails, Spark calls abort, and the batch comes again: to the same driver, or to another
-    one after this one has died of it.
+    """A request of the driver fails, Spark calls abort, and the batch comes again: to the same driver, or to a new one
+    if this driver died of the failure.
     """
     failed = 0
     for number in range(4):
@@ -231,9 +238,9 @@ def test_row_40_commit_fails_midway(one_node: FaultStage, tmp_path: Path, seed: 
     assert failed, "no request failed a batch"
 
 
-def test_row_41_outage_longer_than_the_time_out(one_node: FaultStage, tmp_path: Path, seed: int) -> None:
-    """The broker has aborted what was open: replayed where nothing was decided, a loud error where it was, and never a
-    row that is missing in silence.
+def test_row_41_outage_longer_than_the_timeout(one_node: FaultStage, tmp_path: Path, seed: int) -> None:
+    """The broker has aborted the open transactions. Without a decision the batch is written again; with one the driver
+    raises an error. No row is lost silently.
     """
     lost = repeated = 0
     for number in range(24):
@@ -257,7 +264,7 @@ def test_row_41_outage_longer_than_the_time_out(one_node: FaultStage, tmp_path: 
         assert decided
         assert "TransactionLostError" in told
         assert "atch 1" in told
-        third = staging.run(2)  # it does not go on by itself
+        third = staging.run(2)  # it does not continue by itself
         assert third.returncode != 0
         assert "TransactionLostError" in third.stderr
         lost += 1
@@ -267,7 +274,7 @@ def test_row_41_outage_longer_than_the_time_out(one_node: FaultStage, tmp_path: 
 
 
 def test_row_42_other_parallelism(one_node: FaultStage, tmp_path: Path, seed: int) -> None:
-    """Ten pairs: killed with so many tasks, started again with so many others."""
+    """Ten pairs: killed with one number of tasks, started again with another."""
     rng = random.Random(seed)
     staging = Staging(one_node, tmp_path, seed)
     done = killed = 0
@@ -288,7 +295,7 @@ FILES, ROWS = 8, 400
 
 
 class SparkRun:
-    """A streaming query in processes of its own."""
+    """A streaming query in separate processes."""
 
     def __init__(self, stage: FaultStage, folder: Path, guarantee: str) -> None:
         self.stage, self.folder, self.guarantee = stage, folder, guarantee
@@ -300,7 +307,7 @@ class SparkRun:
             partitions = [row % PARTITIONS for row in range(ROWS)]
             values = [f"{number * ROWS + row}" for row in range(ROWS)]
             self.sent += [
-                # Two files may come in one batch after a kill, in any order: Spark's.
+                # Spark may put two files into one batch after a kill, in any order.
                 Sent(value, self.topic, partition, Outcome.YES, None, f"file {number}")
                 for value, partition in zip(values, partitions, strict=True)
             ]
@@ -325,8 +332,8 @@ class SparkRun:
             )
 
     def revived(self, driver: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-        """The query, started again if it has ended with the worker in which its driver commits: no task is that, to be
-        tried again.
+        """The query, started again if it ended with the worker in which its driver commits: Spark does not retry that
+        worker, because it is not a task.
         """
         if driver.poll() in {None, 0}:
             return driver
@@ -335,7 +342,7 @@ class SparkRun:
         return self.start(3)
 
     def await_written(self, more: int, driver: subprocess.Popen[bytes]) -> None:
-        """Until so many more records are in the topic, or the query has ended."""
+        """Wait until the topic has that many more records, or the query has ended."""
         wanted, deadline = self.written() + more, time.monotonic() + 90
         while self.written() < wanted and driver.poll() is None:
             assert time.monotonic() < deadline, (self.folder / "spark.log").read_text()[-2_000:]
@@ -354,7 +361,7 @@ class SparkRun:
 
 
 def end_with_children(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to the driver, its JVM and its workers, at once."""
+    """Send SIGKILL to the driver, its JVM and its workers at once."""
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     for each in family:
         if each.is_running():
@@ -386,5 +393,5 @@ def test_row_37_python_workers_killed(one_node: FaultStage, tmp_path: Path, seed
 
 
 def test_row_38_spark_killed_whole(broker: Admin, tmp_path: Path) -> None:
-    """The driver, its JVM and its workers; started again with other partitions."""
-    test_spark_kills.test_spark_killed_whole_costs_and_doubles_nothing(broker, tmp_path, "format")
+    """The driver, its JVM and its workers are killed, and started again with other partitions."""
+    test_spark_kills.test_whole_spark_killed_loses_and_duplicates_nothing(broker, tmp_path, "format")

@@ -1,4 +1,4 @@
-"""Rows 6 to 11, 34 and 35: the way between producer and broker is cut, narrow, slow, silent, or too late."""
+"""Rows 6 to 11, 34 and 35: the network between producer and broker is cut, narrow, slow, silent or late."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def test_row_06_one_broker_cut_off(three_nodes: FaultStage, start_producer: Star
 
 
 def test_row_07_slow_and_narrow_then_reset(one_node: FaultStage, start_producer: StartProducer, seed: int) -> None:
-    """100 ms there and back at 3 Mbit/s; then the connection is reset in mid-request, several times."""
+    """100 ms round trip at 3 Mbit/s; then the connection is reset in the middle of a request, several times."""
     rng = random.Random(seed)
     places = one_node.new_topic(partitions=2)
     proxy = one_node.proxies[1]
     proxy.shape(delay_s=0.05, bytes_per_s=3e6 / 8)
     settings = draw_settings(rng) | {"request.timeout.ms": 5_000, "delivery.timeout.ms": 30_000}
-    settings["batch.size"] = max(16_384, settings["batch.size"])  # else ten requests a second would not carry it all
+    settings["batch.size"] = max(16_384, settings["batch.size"])  # otherwise ten requests a second would not be enough
     before = proxy.accepted
     producer = start_producer(one_node.proxied, **settings)
     with Workload(producer, places, rng, records_a_second=1_000) as work:
@@ -75,7 +75,7 @@ def test_row_07_slow_and_narrow_then_reset(one_node: FaultStage, start_producer:
 
 
 def test_row_08_half_open(one_node: FaultStage, start_producer: StartProducer, seed: int) -> None:
-    """Nobody says that the connection is gone: request.timeout.ms finds out, under load and after a pause."""
+    """No peer reports the lost connection: request.timeout.ms detects it, under load and after a pause."""
     rng = random.Random(seed)
     places = one_node.new_topic(partitions=2)
     proxy = one_node.proxies[1]
@@ -99,8 +99,9 @@ def test_row_08_half_open(one_node: FaultStage, start_producer: StartProducer, s
 
 
 def test_row_08_idle_connections_are_closed(one_node: FaultStage, start_producer: StartProducer, seed: int) -> None:
-    """Before anything between could forget them. What is closed makes the producer look at the metadata, over another
-    connection: so there is always one, and none is older than connections.max.idle.ms and a little.
+    """The producer closes idle connections before a firewall could drop them. A closed connection makes it refresh the
+    metadata over another one, so one connection is always there, and none is older than connections.max.idle.ms and a
+    little.
     """
     places = one_node.new_topic()
     proxy = one_node.proxies[1]
@@ -114,7 +115,7 @@ def test_row_08_idle_connections_are_closed(one_node: FaultStage, start_producer
 
 
 def sender_seconds(producer: KafkaProducer) -> float:
-    """Processor time that the Sender's thread has used."""
+    """The processor time of the Sender's thread."""
     assert producer._thread is not None
     (thread,) = (each for each in psutil.Process().threads() if each.id == producer._thread.native_id)
     return float(thread.user_time + thread.system_time)
@@ -128,7 +129,7 @@ def until(condition: Callable[[], bool], complaint: str, within_s: float = 10.0)
 
 
 class Stuck:
-    """Batches of `size` bytes, the first of which is stuck in mid-frame when its time is over."""
+    """Batches of `size` bytes; the first is stuck in the middle of a frame when its time is over."""
 
     def __init__(self, stage: FaultStage, start_producer: StartProducer, size: int, **settings: object) -> None:
         self.stage, self.size = stage, size
@@ -145,7 +146,9 @@ class Stuck:
         self.producer.send(topic, record.value, partition=0, on_completion=self.ledger.of_row(record))
 
     def begin(self, topic: str, bytes_per_s: float) -> None:
-        """The batch's first request is given up in mid-frame; the second crawls until the batch has expired."""
+        """The batch's first request times out in the middle of a frame; the second sends slowly until the batch has
+        expired.
+        """
         self.send(topic, 10)
         self.producer.flush(10)
         self.proxy.shape(Way.UP, bytes_per_s=bytes_per_s)
@@ -187,20 +190,20 @@ def test_row_09_batch_expires_in_mid_frame(one_node: FaultStage, start_producer:
 def test_row_10_memory_of_a_batch_in_mid_frame(
     one_node: FaultStage, start_producer: StartProducer, seed: int, is_healed_early: bool
 ) -> None:
-    """Its memory is nobody else's before its request has ended: a record of that size has to wait, and then each lies
-    in its own topic.
+    """The memory of a batch is free only when its request has ended. A record of that size waits, and each record
+    arrives in its own topic.
     """
     ((first, _),) = one_node.new_topic(**{"max.message.bytes": 2_000_000})
     ((second, _),) = one_node.new_topic(**{"max.message.bytes": 2_000_000})
     size = 600_000
     stuck = Stuck(one_node, start_producer, size, **{"buffer.memory": 1_000_000, "max.block.ms": 20_000})
-    stuck.producer.partitions_for(second)  # else it is the metadata that is waited for
+    stuck.producer.partitions_for(second)  # otherwise the send would wait for the metadata
     stuck.begin(first, bytes_per_s=20_000.0)
     until(lambda: bool(stuck.ledger.errors), "the batch does not expire")
     expired = time.monotonic()
     if is_healed_early:
         threading.Timer(0.3, stuck.proxy.heal).start()
-    stuck.send(second, size)  # waits for memory
+    stuck.send(second, size)  # it waits for memory
     waited = time.monotonic() - expired
     one_node.note(f"waited {waited:.2f} s for the memory of the batch that had expired")
     assert waited > (0.2 if is_healed_early else 0.5)
@@ -230,7 +233,7 @@ def test_row_11_slices_and_ends_in_mid_response(one_node: FaultStage, start_prod
 
 @pytest.mark.quick
 def test_row_05_brokers_have_moved(timeline: object, start_producer: StartProducer, seed: int) -> None:
-    """Every broker that metadata named is gone for good; bootstrap.servers leads to where they are now (KIP-899)."""
+    """Every broker in the metadata is gone for good; bootstrap.servers leads to the new ones (KIP-899)."""
     cluster = ScriptedCluster()
     cluster.create_topic("t")
     with ScriptedServer(cluster) as server, TcpProxy(server.bootstrap_servers[0]) as proxy:
@@ -250,12 +253,12 @@ def test_row_05_brokers_have_moved(timeline: object, start_producer: StartProduc
 
 @pytest.fixture(params=["one_node", "one_node_of_old"], ids=["version 2", "version 1"])
 def transacting(request: pytest.FixtureRequest, one_node: FaultStage, one_node_of_old: FaultStage) -> FaultStage:
-    """A node of each version of the transaction protocol, its ways open."""
+    """A node of each version of the transaction protocol, with open proxies."""
     return one_node if request.param == "one_node" else one_node_of_old
 
 
 def stage_on(stage: FaultStage, start_producer: StartProducer, bootstrap_servers: str = "") -> Stage:
-    """The stage of the producer's own tests of transactions: readers past the proxy, producers through it."""
+    """The stage of the producer's own transaction tests: readers go past the proxy, producers through it."""
 
     def start(_: str, **settings: object) -> KafkaProducer:
         return start_producer(bootstrap_servers or stage.proxied, **settings)
@@ -279,10 +282,10 @@ def in_thread(call: Callable[[], None]) -> tuple[threading.Thread, list[KafkaErr
 
 @pytest.mark.parametrize("how", ["request lost", "reply lost", "silence"])
 @pytest.mark.parametrize("is_commit", [True, False], ids=["commit", "abort"])
-def test_row_34_end_of_a_transaction_unheard(
+def test_row_34_end_txn_without_response(
     transacting: FaultStage, start_producer: StartProducer, seed: int, how: str, is_commit: bool
 ) -> None:
-    """The same end is asked for again until it is heard of."""
+    """The producer sends the same EndTxn again until it gets the response."""
     stage, proxy = stage_on(transacting, start_producer), transacting.proxies[1]
     producer = stage.started(**{"request.timeout.ms": 600})
     producer.send(stage.topic, "a", partition=0).result(30)
@@ -306,7 +309,9 @@ def test_row_34_end_of_a_transaction_unheard(
     stage.becomes(*(["a", "b"] if is_commit else ["b"]))
 
 
-def test_row_34_unknown_until_it_is_heard(transacting: FaultStage, start_producer: StartProducer, seed: int) -> None:
+def test_row_34_outcome_unknown_until_the_response(
+    transacting: FaultStage, start_producer: StartProducer, seed: int
+) -> None:
     stage, proxy = stage_on(transacting, start_producer), transacting.proxies[1]
     producer = stage.started(**{"max.block.ms": 1_000, "request.timeout.ms": 400})
     producer.send(stage.topic, "a", partition=0).result(30)
@@ -323,10 +328,12 @@ def test_row_34_unknown_until_it_is_heard(transacting: FaultStage, start_produce
 
 
 @pytest.mark.quick
-def test_row_35_end_of_a_transaction_arrives_in_the_next(
+def test_row_35_late_end_txn_arrives_in_the_next_transaction(
     transacting: FaultStage, start_producer: StartProducer, seed: int
 ) -> None:
-    """A commit that was held up, sent again, and arrives when the next transaction is open, does not commit that."""
+    """A delayed commit, which the producer sent again, arrives when the next transaction is open, and does not
+    commit it.
+    """
     stage, proxy = stage_on(transacting, start_producer), transacting.proxies[1]
     producer = stage.started(**{"request.timeout.ms": 500})
     producer.send(stage.topic, "a", partition=0).result(30)
@@ -352,7 +359,7 @@ def test_row_35_end_of_a_transaction_arrives_in_the_next(
     assert "not committed" in stage.written()
 
 
-def test_row_35_records_of_a_transaction_arrive_in_the_next(
+def test_row_35_late_records_arrive_in_the_next_transaction(
     transacting: FaultStage, one_node_of_old: FaultStage, start_producer: StartProducer, seed: int
 ) -> None:
     stage, proxy = stage_on(transacting, start_producer), transacting.proxies[1]
@@ -371,7 +378,7 @@ def test_row_35_records_of_a_transaction_arrive_in_the_next(
     try:
         stage.commit(producer, "d")
     except OutOfOrderSequenceError:
-        # Under version 1 the leader refuses the late one, remembers its sequence, and doubts those that follow.
+        # Under version 1 the leader refuses the late one, but remembers its sequence, and refuses the following ones.
         assert transacting is one_node_of_old
         producer.abort_transaction()
         stage.commit(producer, "d")

@@ -1,4 +1,4 @@
-"""Rows 1 to 5, 26 and 32: brokers that die, freeze, restart, and are gone for long."""
+"""Rows 1 to 5, 26 and 32: brokers are killed, suspended, restarted, and down for long."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ def test_row_05_all_nodes_down(
         three_nodes.start(1, 2, 3)
         work.await_acknowledged(50)
         three_nodes.note("acknowledged again, by the same producer")
-        if is_late:  # the first ones after the start may be late too
+        if is_late:  # the first records after the start may be late too
             work.await_acknowledged(1_000)
     three_nodes.note(finish(three_nodes.direct, work, may_fail=is_late))
     assert {type(error) for error in work.ledger.errors} == ({KafkaTimeoutError} if is_late else set())
     latest_s = max((late for late in work.ledger.failed_after_s), default=0)
     limit_s = delivery_timeout_ms / 1000 * 1.1
-    late_s = lateness.worst_s(limit_s)  # the nodes' start alone takes both cores of a small machine
+    late_s = lateness.worst_s(limit_s)  # the start of the nodes takes both cores of a small machine
     three_nodes.note(
         f"the latest failure came {latest_s:.2f} s after its send; any thread of ours was {late_s:.2f} s late"
     )
@@ -131,8 +131,8 @@ def test_row_05_all_nodes_down(
 def test_row_26_too_few_replicas(
     three_nodes: FaultStage, start_producer: StartProducer, seed: int, in_sync: int
 ) -> None:
-    """With one node down of three that must be in sync the leader refuses; with two down there is no quorum that could
-    take them out of the set, and it waits for them.
+    """With one node down of the three that must be in sync, the leader refuses. With two down there is no quorum that
+    could remove them from the set, and the leader waits for them.
     """
     rng = random.Random(seed)
     places = three_nodes.new_topic(**{"min.insync.replicas": in_sync})

@@ -1,6 +1,4 @@
-"""Rows 43 to 46 and 52: what happens to the process, to its memory, to a disk, and to a producer that is closed in the
-middle of it.
-"""
+"""Rows 43 to 46 and 52: faults of the process, its memory and a disk, and a producer that is closed during a fault."""
 
 from __future__ import annotations
 
@@ -37,13 +35,13 @@ StartProducer = Callable[..., KafkaProducer]
 
 
 def test_row_43_fork_with_an_open_producer(broker: Admin, fresh_name: str) -> None:
-    process.test_a_forked_child_is_refused_and_harms_nothing(broker, fresh_name)
+    process.test_forked_child_is_refused_and_changes_nothing(broker, fresh_name)
 
 
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
 def test_row_44_idle_worker_ended(spark: SparkSession, one_node: FaultStage, kind: signal.Signals) -> None:
-    """A task's rows are acknowledged when it ends; what happens to its worker afterwards takes none away, and the next
-    task has another worker.
+    """A task's rows are acknowledged at its end. The later death of its worker loses none, and the next task gets a new
+    worker.
     """
     places = one_node.new_topic(partitions=2)
     topic = places[0][0]
@@ -133,7 +131,7 @@ def test_row_45_buffer_full_before_a_silent_broker(one_node: FaultStage) -> None
     assert found["error"].startswith("BufferExhaustedError: ")
     assert "max.block.ms=1500" in found["error"]
     assert 4 * MEGABYTE < found["grown"] < (8 + 24) * MEGABYTE
-    # They get memory in the order in which they came; who then appends first is up to the scheduler.
+    # Threads get memory in the order of their requests; the scheduler decides which one appends first.
     assert sorted(found["order"]) == [[number, None] for number in range(5)]
     values = [value.partition(b"-")[0] for value in (each.value() for each in read_topic(one_node.direct, topic)[1:])]
     taken = [str(number).encode() for number in range(found["taken"])]
@@ -143,7 +141,7 @@ def test_row_45_buffer_full_before_a_silent_broker(one_node: FaultStage) -> None
 def test_row_46_log_dir_fails(
     own_kafka: Callable[..., EmbeddedKafka], start_producer: StartProducer, timeline: Timeline, seed: int
 ) -> None:
-    """One of the leader's two disks is gone: it gives up what it leads there, and the next leader takes the records."""
+    """One of the leader's two disks fails: it gives up its partitions there, and the next leader takes the records."""
     rng = random.Random(seed)
     quick = {
         "log.initial.task.delay.ms": 500,
@@ -189,7 +187,7 @@ SITUATIONS: dict[str, Callable[[FaultStage], None]] = {
 def test_row_52_close_in_trouble(
     one_node: FaultStage, start_producer: StartProducer, situation: str, transactional_id: str | None
 ) -> None:
-    """Closing with a limit returns by then, every future has its outcome, and (the fixture sees) nothing is left."""
+    """Close with a timeout returns by then, every future has its outcome, and the fixture finds nothing left."""
     ((topic, _),) = one_node.new_topic()
     settings: dict[str, object] = {"send.buffer.bytes": 4_096}
     if transactional_id is not None:

@@ -1,4 +1,4 @@
-"""Rows 47 to 50 and 53: who may come in, by which way, and what they may do; and that no secret is told on the way."""
+"""Rows 47 to 50 and 53: logins, trust and permissions, and no secret in any log or error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 StartProducer = Callable[..., KafkaProducer]
 WRONG = "wrong-canary-secret"
-CANARIES = (WRONG, *USERS.values(), USERS["alice"].partition('"')[2])  # this also where quotes are escaped
+CANARIES = (WRONG, *USERS.values(), USERS["alice"].partition('"')[2])  # this one also if quotes are escaped
 MODULES = {"PLAIN": "plain.PlainLoginModule", "SCRAM-SHA-256": "scram.ScramLoginModule"}
 FAST = {"linger.ms": 0, "max.block.ms": 5_000, "reconnect.backoff.max.ms": 200}
 
@@ -56,8 +56,8 @@ def login(user: str, password: str, mechanism: str = "SCRAM-SHA-256") -> dict[st
 
 @pytest.fixture(autouse=True)
 def no_secret_told(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """Row 53, in each of these rows: neither a log line of any level nor the output holds a secret. Bug: caplog's text
-    is empty by then.
+    """Check for row 53, in each of these rows, that no log line of any level and no output holds a secret. Bug:
+    caplog's text is empty by then.
     """
     lines = io.StringIO()
     own, root = logging.StreamHandler(lines), logging.getLogger()
@@ -74,7 +74,7 @@ def no_secret_told(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
 
 
 def text_of(error: BaseException) -> str:
-    """All that the error and what led to it say."""
+    """The texts of the error and of all its causes."""
     texts = []
     each: BaseException | None = error
     while each is not None:
@@ -104,7 +104,7 @@ def test_row_47_bad_password_or_user(
 
 
 def connections_to(port: int) -> set[int]:
-    """Our own ends of this process's connections to a port."""
+    """This process's own ends of its connections to a port."""
     found = psutil.Process().net_connections("tcp")
     return {each.laddr.port for each in found if each.raddr and each.raddr.port == port}
 
@@ -112,7 +112,7 @@ def connections_to(port: int) -> set[int]:
 def test_row_48_session_ends(
     own_kafka: Callable[..., EmbeddedKafka], start_producer: StartProducer, timeline: Timeline, seed: int
 ) -> None:
-    """The broker wants a new login every two seconds: records go on, on the same connections, and none is lost."""
+    """The broker requires a new login every two seconds: records continue on the same connections, and none is lost."""
     rng = random.Random(seed)
     security = BrokerSecurity(listeners={"SASL_PLAINTEXT": "SASL_PLAINTEXT"}, users=USERS)
     kafka = own_kafka(security=security, properties={"connections.max.reauth.ms": 2_000})
@@ -133,7 +133,7 @@ def test_row_48_session_ends(
 
 
 def test_row_48_expired_token(secured_broker: SecuredBroker, start_producer: StartProducer, timeline: Timeline) -> None:
-    """One whose end its provider tells wrong: the broker refuses it, and so it is said."""
+    """The provider reports a wrong end for the token: the broker refuses it, and the error says so."""
     now_s = int(time.time())
 
     def part(values: dict[str, Any]) -> str:
@@ -152,7 +152,7 @@ def test_row_48_expired_token(secured_broker: SecuredBroker, start_producer: Sta
 
 
 class Impostor:
-    """Takes connections, answers with what it was given to say, and notes what it hears."""
+    """A listener that takes connections, sends the given answer, and keeps the bytes that it receives."""
 
     def __init__(self, serve: Callable[[socket.socket, Impostor], None]) -> None:
         self.heard = bytearray()
@@ -206,17 +206,17 @@ def tls_with(identity: Identity, folder: Path, highest: ssl.TLSVersion | None = 
 
 
 def in_plain_text(connection: socket.socket, impostor: Impostor) -> None:
-    connection.recv(4096)  # the client's hello, which holds nothing of Kafka's
+    connection.recv(4096)  # the client's hello, which holds nothing of the Kafka protocol
     connection.sendall(b"\x00\x00\x00\x0a\x00\x00\x00\x00\x00\x23\x00\x00\x00\x00")
     while data := connection.recv(4096):
         impostor.heard += data
 
 
 @pytest.mark.parametrize("what", ["wrong host", "expired", "untrusted", "TLS 1.1", "plain text"])
-def test_row_49_whom_not_to_trust(
+def test_row_49_untrusted_peers(
     secured_broker: SecuredBroker, start_producer: StartProducer, timeline: Timeline, tmp_path: Path, what: str
 ) -> None:
-    """A clear error, and not a byte of Kafka's protocol, let alone of a login, is sent."""
+    """The error is clear, and the client sends no byte of the Kafka protocol or of a login."""
     authority = secured_broker.authority
     serve = {
         "wrong host": lambda: tls_with(authority.issue("elsewhere.example"), tmp_path),
@@ -244,7 +244,7 @@ def test_row_49_whom_not_to_trust(
 def test_row_49_cut_in_the_handshake(
     secured_broker: SecuredBroker, start_producer: StartProducer, timeline: Timeline, seed: int
 ) -> None:
-    """Nobody is accused of anything: the connection is made again."""
+    """The error blames no certificate, and the producer connects again."""
     rng = random.Random(seed)
     name = f"cut-{rng.random()}".replace(".", "-")
     secured_broker.admin.create_topic(name)
@@ -260,7 +260,7 @@ def test_row_49_cut_in_the_handshake(
 
 
 class Guarded:
-    """Bob, who may do only what he is granted, and a topic of his own."""
+    """The user Bob, with only the granted permissions, and a topic for this test."""
 
     def __init__(self, broker: SecuredBroker, start_producer: StartProducer) -> None:
         self.broker = broker
@@ -283,7 +283,7 @@ def guarded(secured_broker: SecuredBroker, start_producer: StartProducer) -> Gua
 
 
 def test_row_50_topic_not_granted(guarded: Guarded) -> None:
-    """The record fails at once, and goes once it is granted; a transaction is lost by it, and the next is not."""
+    """The record fails at once, and succeeds after the grant. It aborts its transaction, but not the next one."""
     guarded.grant("write", "transactional_id", guarded.topic)
     guarded.grant("describe", "topic", guarded.topic)
     guarded.grant("idempotent_write", "cluster", "kafka-cluster")
@@ -308,7 +308,7 @@ def test_row_50_topic_not_granted(guarded: Guarded) -> None:
 
 
 def test_row_50_transactional_id_not_granted(guarded: Guarded) -> None:
-    """The same call of the same producer works once the id is granted."""
+    """The same call of the same producer succeeds after the grant for the id."""
     guarded.grant("write", "topic", guarded.topic)
     producer = guarded.producer(**{"transactional.id": guarded.topic})
     began = time.monotonic()
@@ -323,7 +323,7 @@ def test_row_50_transactional_id_not_granted(guarded: Guarded) -> None:
 
 
 def test_row_50_cluster_not_granted(guarded: Guarded) -> None:
-    """Who may write nowhere gets no producer id; the same producer works once something is granted."""
+    """A user without any WRITE permission gets no producer id; the same producer works after a grant."""
     joe = login("joe", USERS["joe"])
     guarded.access.grant(Permission("User:joe", "describe", "topic", guarded.topic))
     producer = guarded.producer(**joe)
@@ -333,8 +333,8 @@ def test_row_50_cluster_not_granted(guarded: Guarded) -> None:
     assert producer.send(guarded.topic, b"v").result(10).partition == 0
 
 
-def test_row_53_secrets_in_what_is_shown(secured_broker: SecuredBroker, start_producer: StartProducer) -> None:
-    """Settings, a producer, a sink: none shows its secrets, whatever is printed, compared or raised."""
+def test_row_53_no_secret_is_shown(secured_broker: SecuredBroker, start_producer: StartProducer) -> None:
+    """Settings, a producer and a sink show no secret when they are printed, compared or raised."""
     settings = secured_broker.settings("SASL_SSL") | login("alice", USERS["alice"])
     sink = KafkaSink({f"kafka.{key}": value for key, value in settings.items()}, topic="t")
     shown = [repr(sink), str(sink)]

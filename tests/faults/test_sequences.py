@@ -1,5 +1,5 @@
-"""Rows 19, 23, 27 to 30 and the scripted halves of 21, 32 and 34: a broker that refuses records, and what the producer
-remembers of them, over real sockets.
+"""Rows 19, 23, 27 to 30 and the scripted halves of 21, 32 and 34: a broker refuses records, and the producer keeps the
+state of its sequences, over real sockets.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def refused_late(error_code: int, delay_ms: int) -> faults.Hook:
     return lambda *what: Answer(refuse(*what).values, delay_ms=delay_ms)
 
 
-def test_row_21_too_large_when_it_is_too_late(scripted: Start, seed: int) -> None:
-    """A batch whose time is over when the broker finds it too large is not split."""
+def test_row_21_too_large_after_delivery_timeout(scripted: Start, seed: int) -> None:
+    """The broker finds a batch too large when its delivery timeout is over: the producer does not split it."""
     stage = scripted()
     producer = stage.producer(**{"linger.ms": 50, "request.timeout.ms": 900, "delivery.timeout.ms": 1_000})
     stage.deliver(producer)
@@ -107,7 +107,7 @@ def epochs(stage: Scripted) -> set[int]:
 
 
 def test_row_27_out_of_order_behind_the_head(scripted: Start, seed: int) -> None:
-    """The first of five is refused for a while; those behind it are out of order until it is in."""
+    """The leader refuses the first of five batches for a while; the later ones are out of order until it succeeds."""
     stage = scripted()
     producer = stage.producer(**ONE_A_BATCH)
     stage.deliver(producer)
@@ -123,7 +123,7 @@ def test_row_27_out_of_order_behind_the_head(scripted: Start, seed: int) -> None
     ids=["out_of_order_sequence", "unknown_producer_id"],
 )
 def test_row_27_and_29_out_of_order_at_the_head(scripted: Start, seed: int, error_code: int) -> None:
-    """A new epoch and new sequences, and the record is there once."""
+    """The producer takes a new epoch and new sequences, and the record is there once."""
     stage = scripted()
     producer = stage.producer(**ONE_A_BATCH)
     stage.deliver(producer, 3)
@@ -140,7 +140,7 @@ def test_row_27_and_29_out_of_order_at_the_head(scripted: Start, seed: int, erro
     [ErrorCode.out_of_order_sequence_number, ErrorCode.unknown_producer_id],
     ids=["out_of_order_sequence", "unknown_producer_id"],
 )
-def test_row_27_and_29_cost_a_transaction(scripted: Start, seed: int, error_code: int, version: int) -> None:
+def test_row_27_and_29_abort_a_transaction(scripted: Start, seed: int, error_code: int, version: int) -> None:
     stage = scripted(finalized_features={"transaction.version": version})
     producer = stage.producer(**{"transactional.id": "id"})
     producer.init_transactions()
@@ -168,7 +168,7 @@ def test_row_28_duplicate_sequence(scripted: Start, seed: int) -> None:
 
 
 def test_row_29_producer_id_forgotten(scripted: Start, seed: int) -> None:
-    """Retention took the producer's records, and the leader what it knew of it: it goes on in any case."""
+    """Retention deleted the producer's records, and the leader forgot its state: the producer continues in any case."""
     stage = scripted()
     producer = stage.producer(**ONE_A_BATCH)
     stage.deliver(producer, 3)
@@ -179,7 +179,9 @@ def test_row_29_producer_id_forgotten(scripted: Start, seed: int) -> None:
 
 
 def test_row_30_batch_in_flight_expires(scripted: Start, seed: int) -> None:
-    """Nobody knows whether it arrived: nothing follows it until its request has ended, then in a new epoch."""
+    """The batch's outcome is unknown. No batch follows until its request has ended, and the next one has a new
+    epoch.
+    """
     stage = scripted()
     producer = stage.producer(**ONE_A_BATCH, **{"request.timeout.ms": 600, "delivery.timeout.ms": 700})
     stage.deliver(producer, 2)
@@ -226,7 +228,7 @@ def test_row_30_sequences_wrap(scripted: Start, seed: int) -> None:
 )
 @pytest.mark.parametrize("api_key", [ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.END_TXN])
 def test_row_32_coordinator_in_trouble(scripted: Start, seed: int, api_key: int, error_code: int, version: int) -> None:
-    """Not available, loading, not the coordinator, busy: asked again, in bounded time."""
+    """Not available, loading, not the coordinator, busy: the producer retries, in bounded time."""
     stage = scripted(2, finalized_features={"transaction.version": version})
     stage.on(api_key, faults.fail_with(error_code), times=3)
     producer = stage.producer(**{"transactional.id": "id"})
@@ -244,7 +246,7 @@ def test_row_32_coordinator_in_trouble(scripted: Start, seed: int, api_key: int,
 
 
 def test_row_34_end_of_a_transaction_unknown_server_error(scripted: Start, seed: int) -> None:
-    """Until it is known how the transaction ended, there is no other."""
+    """The next transaction begins only when the outcome of this one is known."""
     stage = scripted(finalized_features={"transaction.version": 2})
     producer = stage.producer(**{"transactional.id": "id", "max.block.ms": 800})
     producer.init_transactions()

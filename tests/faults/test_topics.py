@@ -1,5 +1,5 @@
-"""Rows 18, 20 to 22, 24, 25, 29, 31, 33 and 51: topics that come and go, limits, quotas, and who may write. Where a
-test of the producer's own covers a row, that is the row.
+"""Rows 18, 20 to 22, 24, 25, 29, 31, 33 and 51: topics that come and go, limits, quotas and fencing. If a test of the
+producer covers a row, the row calls that test.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MakeTopic = Callable[..., str]
 
 
 def test_row_18_unknown_topic(one_node: FaultStage, start_producer: StartProducer) -> None:
-    node_failures.test_a_topic_that_is_missing_is_named_within_max_block_ms(one_node.kafka, start_producer)
+    node_failures.test_missing_topic_is_named_within_max_block_ms(one_node.kafka, start_producer)
 
 
 def test_row_18_topic_deleted_and_recreated(one_node: FaultStage, start_producer: StartProducer) -> None:
-    node_failures.test_a_topic_deleted_and_made_anew_while_producing_is_written_on(one_node.kafka, start_producer)
+    node_failures.test_writes_continue_after_a_topic_is_deleted_and_recreated(one_node.kafka, start_producer)
 
 
 def test_row_20_more_partitions(broker: Admin, make_topic: MakeTopic, start_producer: StartProducer) -> None:
@@ -37,30 +37,26 @@ def test_row_20_more_partitions(broker: Admin, make_topic: MakeTopic, start_prod
 
 
 def test_row_21_message_too_large_of_many(broker: Admin, make_topic: MakeTopic, start_producer: StartProducer) -> None:
-    refusals.test_batches_that_the_broker_finds_too_large_are_split_and_keep_their_order(
-        broker, make_topic, start_producer, 3_000, {}
-    )
+    refusals.test_too_large_batches_are_split_in_order(broker, make_topic, start_producer, 3_000, {})
 
 
 def test_row_21_message_too_large_of_one(broker: Admin, make_topic: MakeTopic, start_producer: StartProducer) -> None:
-    refusals.test_a_single_record_over_the_brokers_limit_fails_and_those_around_it_do_not(
-        broker, make_topic, start_producer
-    )
+    refusals.test_record_over_the_brokers_limit_fails_without_its_neighbours(broker, make_topic, start_producer)
 
 
 def test_row_22_record_list_too_large(broker: Admin, make_topic: MakeTopic, start_producer: StartProducer) -> None:
-    refusals.test_a_batch_over_the_segments_size_fails_at_once_and_others_flow(broker, make_topic, start_producer)
+    refusals.test_batch_over_segment_size_fails_and_others_arrive(broker, make_topic, start_producer)
 
 
 def test_row_24_invalid_record(broker: Admin, make_topic: MakeTopic, start_producer: StartProducer) -> None:
-    refusals.test_of_a_batch_only_the_record_that_is_invalid_has_the_cause(broker, make_topic, start_producer)
+    refusals.test_only_the_invalid_record_of_a_batch_gets_the_cause(broker, make_topic, start_producer)
 
 
 def test_row_25_quota(one_node: FaultStage, start_producer: StartProducer) -> None:
-    """The broker tells how long to leave it alone: longer than request.timeout.ms, and no request is lost by that."""
+    """The broker's throttle time is longer than request.timeout.ms, and no request is lost by it."""
     ((topic, _),) = one_node.new_topic()
     name = f"throttled-{topic}"
-    set_producer_quota(one_node.direct, name, 10_000.0)  # over ten seconds
+    set_producer_quota(one_node.direct, name, 10_000.0)  # averaged over ten seconds
     settings = {
         "client.id": name,
         "request.timeout.ms": 700,
@@ -86,7 +82,7 @@ def test_row_25_quota(one_node: FaultStage, start_producer: StartProducer) -> No
 def test_row_29_producer_id_expires(
     own_kafka: Callable[..., EmbeddedKafka], start_producer: StartProducer, timeline: object
 ) -> None:
-    """Brokers forget an id that was idle; nobody sees it."""
+    """Brokers forget an idle producer id, without an effect for the user."""
     kafka = own_kafka(properties={"producer.id.expiration.ms": 300, "producer.id.expiration.check.interval.ms": 100})
     kafka.create_topic("t")
     producer = start_producer(kafka.bootstrap_servers, **{"linger.ms": 0, "batch.size": 1})
@@ -111,24 +107,24 @@ def test_row_31_fenced_by_the_coordinator(stage: transactions.Stage) -> None:
 
 
 def test_row_31_fenced_by_the_leader(stage: transactions.Stage) -> None:
-    transactions.test_an_older_producer_that_goes_on_sending_is_refused(stage)
+    transactions.test_fenced_producer_cannot_send_more(stage)
 
 
-def test_row_33_transaction_outlives_its_time_out(stage: transactions.Stage) -> None:
+def test_row_33_transaction_outlives_its_timeout(stage: transactions.Stage) -> None:
     began = time.monotonic()
-    transactions.test_a_transaction_that_outlives_its_time_out_is_never_committed(stage)
+    transactions.test_transaction_after_its_timeout_is_never_committed(stage)
     assert time.monotonic() - began < 1 + 10
 
 
 def test_row_51_names_that_no_topic_can_have(
     broker: Admin, make_topic: MakeTopic, start_producer: StartProducer
 ) -> None:
-    refusals.test_names_that_no_topic_can_have_are_refused_at_once_and_others_flow(broker, make_topic, start_producer)
+    refusals.test_invalid_topic_names_are_refused_and_others_arrive(broker, make_topic, start_producer)
 
 
 def test_row_51_internal_topic(one_node: FaultStage, start_producer: StartProducer) -> None:
     ((topic, _),) = one_node.new_topic()
-    committed_offset(one_node.direct, "anybody", topic)  # makes the topic
+    committed_offset(one_node.direct, "anybody", topic)  # creates the internal topic
     producer = start_producer(one_node.direct, **{"linger.ms": 0})
     began = time.monotonic()
     with pytest.raises(InvalidTopicError, match="__consumer_offsets"):

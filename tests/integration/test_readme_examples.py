@@ -1,5 +1,5 @@
-"""Every Python example of the README and of four pages of docs/ runs as it stands, but for the broker's address and the
-checkpoint's folder.
+"""Every Python example of the README and of four pages of docs/ runs without changes, except for the broker's address
+and the checkpoint's folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXAMPLES = [
 
 
 def run(marker: str, broker: Admin | None, folder: Path) -> dict[str, Any]:
-    """Run the one example that holds `marker`; returns its names."""
+    """Run the one example that contains `marker`; return its variables."""
     (example,) = [example for example in EXAMPLES if marker in example]
     if broker is not None:
         example = example.replace("127.0.0.1:9092", broker.bootstrap_servers)
@@ -47,7 +47,7 @@ def stop_after_rows(query: StreamingQuery) -> None:
 
 @pytest.fixture
 def example_topic(kafka_broker: Admin) -> Iterator[NewTopic]:
-    """`example_topic(name, partitions)`: the topic that an example names, gone after the test."""
+    """`example_topic(name, partitions)`: the topic that an example names, deleted after the test."""
     with ExitStack() as stack:
 
         def create(name: str, partitions: int = 1) -> None:
@@ -57,7 +57,7 @@ def example_topic(kafka_broker: Admin) -> Iterator[NewTopic]:
         yield create
 
 
-def test_batch_of_the_readme_writes_every_row(
+def test_batch_example_of_the_readme_writes_every_row(
     spark: SparkSession, kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path
 ) -> None:
     example_topic("orders", 4)
@@ -66,7 +66,7 @@ def test_batch_of_the_readme_writes_every_row(
     assert len([record for record in records if record.key() is not None]) == names["report"].records == 1000
 
 
-def test_stream_of_the_readme_writes_each_row_once(
+def test_stream_example_of_the_readme_writes_each_row_once(
     spark: SparkSession, kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path
 ) -> None:
     example_topic("payments", 2)
@@ -77,7 +77,7 @@ def test_stream_of_the_readme_writes_each_row_once(
     assert sorted(values) == list(range(len(values)))
 
 
-def test_observed_numbers_are_in_the_progress(
+def test_observed_metrics_are_in_the_query_progress(
     spark: SparkSession, kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path
 ) -> None:
     example_topic("observed", 2)
@@ -87,7 +87,7 @@ def test_observed_numbers_are_in_the_progress(
     assert len(read_topic(kafka_broker.bootstrap_servers, "observed", 2)) >= sum(observed) > 0
 
 
-def test_the_producer_alone(
+def test_producer_example_runs_without_spark(
     kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example_topic("orders")
@@ -95,12 +95,12 @@ def test_the_producer_alone(
     assert "offset=0" in capsys.readouterr().out
 
 
-def test_the_embedded_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_embedded_broker_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("with EmbeddedKafka", None, tmp_path)
     assert re.fullmatch(r"127\.0\.0\.1:\d+\n", capsys.readouterr().out)
 
 
-def test_every_example_is_run_by_a_test() -> None:
+def test_every_example_has_a_test() -> None:
     source = Path(__file__).read_text()
     markers = re.findall(r'run\("(.*?)"', source)
     assert sorted(markers) == sorted(marker for marker in markers if sum(marker in text for text in EXAMPLES) == 1)

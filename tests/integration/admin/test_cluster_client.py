@@ -1,4 +1,4 @@
-"""The driver's client and real brokers, of transaction versions 2 and 1."""
+"""The driver's client against real brokers of transaction versions 2 and 1."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cluster(request: pytest.FixtureRequest, module_kafka: Callable[..., Embedded
 
 @pytest.fixture(scope="module")
 def clients(cluster: tuple[EmbeddedKafka, int]) -> Iterator[tuple[ClusterClient, RawTransactions]]:
-    """The driver's, and a task's with connections of its own."""
+    """The driver's client, and a task's client with its own connections."""
     kafka, version = cluster
     with connect(kafka.bootstrap_servers) as driver, connect(kafka.bootstrap_servers) as task:
         yield driver, RawTransactions(task, version)
@@ -63,15 +63,15 @@ def stage(cluster: tuple[EmbeddedKafka, int], clients: tuple[ClusterClient, RawT
 
 
 @pytest.mark.parametrize("run", CASES, ids=lambda run: run.__name__)
-def test_real(run: Case, stage: Stage) -> None:
+def test_case_holds_on_a_real_broker(run: Case, stage: Stage) -> None:
     run(stage)
 
 
-def test_the_clusters_transaction_version_is_known(stage: Stage) -> None:
+def test_driver_knows_the_clusters_transaction_version(stage: Stage) -> None:
     assert stage.driver.transaction_version(stage.timer()) == stage.version
 
 
-def test_open_transactions_end_though_one_coordinator_dies(
+def test_open_transactions_end_when_one_coordinator_dies(
     own_kafka: Callable[..., EmbeddedKafka],
 ) -> None:
     kafka = own_kafka(3, properties=THREE_NODES)
@@ -97,7 +97,9 @@ def test_open_transactions_end_though_one_coordinator_dies(
         committed = driver.groups.fetch_offsets(groups, driver.timer(30_000))
         assert committed == {group: {TopicPartition("many", 0): CommittedOffset(1, "rows=1")} for group in groups}
         timer = driver.timer(30_000)
-        while states(driver, ids) != {TransactionState.COMPLETE_COMMIT}:  # markers follow the answers
+        while states(driver, ids) != {
+            TransactionState.COMPLETE_COMMIT
+        }:  # brokers write the markers after their responses
             timer.update()
             assert not timer.is_expired
         values = [

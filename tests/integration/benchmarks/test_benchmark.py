@@ -1,4 +1,4 @@
-"""The benchmark as it runs: a process for each contender, on topics of its own; here of one tiny cell."""
+"""The benchmark as users run it: a process for each contender, with its own topics. Here it has one tiny cell."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 class ReadingAdmin(Admin):
-    """Reads each topic before it goes."""
+    """Read each topic before its deletion."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         super().__init__(bootstrap_servers)
@@ -60,7 +60,7 @@ class ReadingAdmin(Admin):
 
 
 @pytest.mark.slow
-def test_every_contender_writes_each_row_once_a_run_and_its_figures_are_saved(
+def test_contenders_write_each_row_once_and_figures_are_saved(
     benchmark: ModuleType, kafka_broker: Admin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = benchmark.parse_arguments(
@@ -77,7 +77,11 @@ def test_every_contender_writes_each_row_once_a_run_and_its_figures_are_saved(
         )
         for n in range(RECORDS)
     ]
-    assert [name.split("-")[4] for name in admin.read] == ["jvm", "jvm", "write"]  # the first one warms the broker up
+    assert [name.split("-")[4] for name in admin.read] == [
+        "jvm",
+        "jvm",
+        "write",
+    ]  # the first contender warms up the broker
     for records in admin.read.values():
         assert set(records["partition"].to_pylist()) == {0, 1, 2, 3}
         pairs = list(zip(records["key"].to_pylist(), records["value"].to_pylist(), strict=True))
@@ -181,7 +185,7 @@ def test_contender_warms_up_before_it_is_timed(
     [
         (
             """print('{"seconds": 1, "cpu_s": 1}'); print('{"worker_peak_bytes": 0, "warm_ups": 1}')""",
-            "its topic holds 0 records of 20,000",
+            "its topic contains 0 records of 20,000",
         ),
         ("import sys; sys.exit('no memory left')", "ended with code 1. The end of its log:\nno memory left"),
         ("import time; time.sleep(60)", "was not done after 2 s"),
@@ -229,14 +233,14 @@ def test_broker_is_warmed_up_before_each_cell(
     cells = [CELL, "keyed-none-4-100"]
     settings = benchmark.parse_arguments([*TINY, "--contenders", "write", "--cells", ",".join(cells)])
     results = benchmark.measure(kafka_broker, settings, compiled_s=lambda: {1: sum(compiling_s[: len(started)])})
-    assert [started.count(cell) for cell in cells] == processes  # the last one of each is measured
+    assert [started.count(cell) for cell in cells] == processes  # the last one of each is the timed run
     assert len(results["failures"]) == 2
 
 
-def test_a_topic_that_does_not_go_costs_its_process_alone(
+def test_failed_topic_deletion_fails_only_its_process(
     benchmark: ModuleType, kafka_broker: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: the job ended, and an hour's figures with it."""
+    """Bug: the job ended, and lost the figures of an hour."""
 
     class StubbornAdmin(Admin):
         def delete_topic(self, name: str) -> None:
@@ -252,10 +256,12 @@ def test_a_topic_that_does_not_go_costs_its_process_alone(
     assert [rate["contender"] for rate in results["rates"]] == ["noop_source"]
 
 
-def test_the_broker_is_warmed_up_by_a_contender_that_writes_to_it(
+def test_broker_is_warmed_up_by_a_contender_that_writes(
     benchmark: ModuleType, kafka_broker: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: it was the first one, whatever that does: after hand_over the others met a broker that was cold."""
+    """Bug: the first contender warmed up the broker, even hand_over, which does not write. The next one met a cold
+    broker.
+    """
     started = []
 
     def run_process(work: Any, *_: Any) -> Any:
@@ -267,13 +273,13 @@ def test_the_broker_is_warmed_up_by_a_contender_that_writes_to_it(
     assert started == ["write", "hand_over", "write"]
 
 
-def test_a_brokers_compilers_have_taken_time(benchmark: ModuleType, own_kafka: Callable[..., EmbeddedKafka]) -> None:
+def test_compilers_of_a_broker_have_used_time(benchmark: ModuleType, own_kafka: Callable[..., EmbeddedKafka]) -> None:
     kafka = own_kafka()
     assert 0 < sum(benchmark.compiler_seconds(kafka.node_pid(kafka.node_ids[0])).values()) < 60
 
 
-def test_a_compiler_that_has_ended_takes_nothing_away(benchmark: ModuleType) -> None:
-    """Bug: what it had taken was missing in the sum, and compilers at work were taken to rest."""
+def test_time_of_an_ended_compiler_stays_in_the_sum(benchmark: ModuleType) -> None:
+    """Bug: the sum lacked the time of ended compilers, so that compilers at work seemed to rest."""
     assert benchmark.seconds_since({1: 5.0, 2: 9.0}, {1: 5.5, 3: 1.5}) == 2.0
 
 
@@ -292,13 +298,13 @@ def test_large_values_and_slow_contenders_write_fewer_records(
 
 
 @pytest.mark.parametrize("cell", ["keyed-lz4-4", "keyed-lz5-4-100", "keyed-none-0-100", "keyed-none-4-x"])
-def test_a_cell_that_is_none_is_refused(benchmark: ModuleType, cell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_cell_is_refused(benchmark: ModuleType, cell: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         benchmark.parse_arguments(["--cells", cell])
     assert "--cells" in capsys.readouterr().err
 
 
-def test_sigterm_ends_the_process_of_the_contender_too() -> None:
+def test_sigterm_also_ends_the_contenders_process() -> None:
     command = [sys.executable, str(BENCHMARKS / "benchmark.py"), *TINY, "--contenders", "hand_over", "--warm-up", "90"]
     contender = None
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:

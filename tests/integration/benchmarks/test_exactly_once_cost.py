@@ -1,4 +1,4 @@
-"""The job that measures exactly-once delivery, and what the documentation says that it measured."""
+"""The job that measures exactly-once delivery, and the figures in the documentation."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ def steady(measured: dict[str, Any], tasks: int) -> list[dict[str, Any]]:
 
 
 def requests(batches: list[dict[str, Any]]) -> list[float]:
-    """Of begin, the tasks, and commit."""
+    """The requests of begin, the tasks, and commit."""
     return [
         median(sum(api["requests"] for api in batch["phases"][name].values()) for batch in batches) for name in PHASES
     ]
 
 
 def stated() -> dict[int, list[int]]:
-    """By the number of tasks: the requests of begin, the tasks and commit, and all of them, as the page has them."""
+    """The figures of the page by number of tasks: the requests of begin, of the tasks, of commit, and their sum."""
     row = r"^\| (\d+) \| (\d+) \+ ([\d,]+) \+ (\d+) = ([\d,]+) \|"
     found = re.findall(row, PAGE.read_text(), re.MULTILINE)
     return {int(tasks): [int(cell.replace(",", "")) for cell in cells] for tasks, *cells in found}
 
 
-def test_requests_of_a_batch_are_those_of_the_page(measured: dict[str, Any]) -> None:
+def test_requests_of_a_batch_match_the_page(measured: dict[str, Any]) -> None:
     few, more = (requests(steady(measured, tasks)) for tasks in (FEW, MORE))
     page = stated()
     assert list(page) == [2, 50, 200]
@@ -86,24 +86,24 @@ def test_apis_of_a_batch_are_counted_by_phase(measured: dict[str, Any]) -> None:
     assert apis["tasks"] == {"DescribeTransactions": 6, "InitProducerId": 2, "Produce": 2, "TxnOffsetCommit": 2}
     assert apis["commit"]["EndTxn"] == FEW + 2
     rows = batch["phases"]["tasks"]["Produce"]
-    assert rows["bytes_up"] > FEW * 64 * 120  # of keys and values
+    assert rows["bytes_up"] > FEW * 64 * 120  # the size of keys and values
     assert 0 < rows["bytes_down"] < rows["bytes_up"]
 
 
-def test_first_batch_of_a_prefix_makes_eight_or_nine_requests_more(measured: dict[str, Any]) -> None:
-    """Of a query that comes after another one in its process."""
+def test_first_batch_of_a_prefix_makes_a_few_more_requests(measured: dict[str, Any]) -> None:
+    """The query follows another one in the same process."""
     first, *_, last = measured["batches"][str(MORE)]
     begin, later = (
         Counter({api: counted["requests"] for api, counted in batch["phases"]["begin"].items()})
         for batch in (first, last)
     )
     more = begin - later
-    assert more.pop("Fetch", 0) in (0, 1)  # where the first query has the same partition of the decision topic
+    assert more.pop("Fetch", 0) in (0, 1)  # if the first query has the same partition of the decision topic
     assert more == Counter(DescribeConfigs=1, DescribeTransactions=1, FindCoordinator=1, ListOffsets=4, Produce=1)
     assert first["phases"]["tasks"]["FindCoordinator"]["requests"] == 3 * MORE
 
 
-def test_control_records_are_one_for_each_partition_of_each_task(measured: dict[str, Any]) -> None:
+def test_each_task_writes_one_control_record_per_partition(measured: dict[str, Any]) -> None:
     for tasks in (FEW, MORE):
         for batch in steady(measured, tasks):
             assert batch["gained"]["control records in the topic"] in range(tasks * 14, tasks * 16 + 1)
@@ -123,7 +123,7 @@ def test_latencies_and_the_fingerprint_are_measured(measured: dict[str, Any]) ->
 
 
 def batches_of_spark(spark: SparkSession, stage: Any, form: str, folder: Path) -> Iterator[Counter[str]]:
-    """The requests of a query's batches of two tasks, one after the other; a file of rows is a batch."""
+    """The requests of a query's consecutive batches of two tasks; each file of rows is a batch."""
     source, checkpoint = folder / "rows", folder / "checkpoint"
     source.mkdir()
     options = {
@@ -157,10 +157,10 @@ def batches_of_spark(spark: SparkSession, stage: Any, form: str, folder: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "fewer"), [("format", {}), ("foreachBatch", {"ListOffsets": 4, "Fetch": 1})])
-def test_a_query_of_spark_makes_the_requests_of_the_page(
+def test_requests_of_a_spark_query_match_the_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, fewer: dict[str, int]
 ) -> None:
-    """Once each Python worker has looked up the coordinators of both tasks."""
+    """They match once each Python worker has looked up the coordinators of both tasks."""
     monkeypatch.syspath_prepend(str(JOB.parent))
     with importlib.import_module("exactly_once").stage_of(1, 2) as stage:
         last = list(batches_of_spark(spark, stage, form, tmp_path))[-7:]

@@ -1,4 +1,6 @@
-"""Pythons without the package, archives of it, a standalone cluster, and `submit`, which runs write_job.py."""
+"""Python environments without the package, archives of it, a standalone cluster, and `submit`, which runs
+write_job.py.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ LIMIT_S = 400
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without what a test session sets for its own Spark, and without a way to this checkout."""
+    """This process's environment, without the test session's Spark settings, and without this checkout on any path."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "PYTHONPATH", "SPARK_"))}
     cache = os.environ.get("SPARK_KAFKA_SINK_CACHE")
     return {
@@ -50,14 +52,14 @@ def environment(**more: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Told:
-    """What a run of write_job.py printed."""
+    """The output of a run of write_job.py."""
 
     done: list[str]
     places: list[dict[str, str]]
 
 
 def run(command: Sequence[str | Path], folder: Path, variables: Mapping[str, str]) -> Told:
-    """Fails with the end of the log where the job does."""
+    """Run a command; fail with the end of its log if it fails."""
     done = subprocess.run(
         list(map(str, command)), cwd=folder, env=variables, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
@@ -71,7 +73,7 @@ def run(command: Sequence[str | Path], folder: Path, variables: Mapping[str, str
 
 @pytest.fixture
 def submit(tmp_path: Path) -> Callable[..., Told]:
-    """`submit(master, arguments, flags, variables)`: write_job.py under spark-submit, in a folder of its own."""
+    """`submit(master, arguments, flags, variables)`: run write_job.py under spark-submit, in a new folder."""
 
     def spark_submit(
         master: str,
@@ -87,11 +89,11 @@ def submit(tmp_path: Path) -> Callable[..., Told]:
     return spark_submit
 
 
-# ---- the package on its way to a cluster ---------------------------------------------------------------------------
+# ---- packages for a cluster ----------------------------------------------------------------------------------------
 
 
 def new_environment(folder: Path) -> Path:
-    """A virtual environment with nothing in it; returns its folder of packages."""
+    """Make an empty virtual environment; return its folder of packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=LIMIT_S)
     return folder / SITE_PACKAGES
 
@@ -104,10 +106,10 @@ def is_importable(python: Path, module: str) -> bool:
 
 @pytest.fixture(scope="session")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that has the package's dependencies and not the package."""
+    """A Python with the package's dependencies and without the package."""
     folder = tmp_path_factory.mktemp("bare") / "environment"
     packages = new_environment(folder)
-    # Only the path: what is installed there by a .pth file of its own, as an editable package is, stays out.
+    # Only the path: packages that a .pth file adds there, such as an editable install, stay out.
     (packages / "dependencies.pth").write_text(f"{Path(pyspark.__file__).parents[1]}\n")
     python = folder / "bin" / "python"
     assert is_importable(python, "kio")
@@ -116,7 +118,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dependencies(name: str, found: dict[str, importlib.metadata.Distribution]) -> None:
-    """Add what `name` needs to `found`, but for PySpark, which a cluster has."""
+    """Add the dependencies of `name` to `found`, except PySpark, which a cluster has."""
     for text in importlib.metadata.requires(name) or ():
         wanted = Requirement(text)
         if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
@@ -150,7 +152,7 @@ def packed_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def zipped_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package alone, as --py-files takes it."""
+    """Only the package, as --py-files takes it."""
     path = tmp_path_factory.mktemp("zipped") / "spark_kafka_sink.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(ROOT / "pyspark_kafka_sink.py", "pyspark_kafka_sink.py")
@@ -164,7 +166,7 @@ def zipped_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(stack: ExitStack, log: Path, pattern: str, *command: str | Path) -> str:
-    """Start a process that ends with the stack; returns what `pattern` finds in its log."""
+    """Start a process that ends with the stack; return the text that matches `pattern` in its log."""
     file = stack.enter_context(log.open("w"))
     process = subprocess.Popen(list(map(str, command)), stdout=file, stderr=file, env=environment(), cwd=log.parent)
     stack.callback(process.wait, 30)
@@ -179,7 +181,7 @@ def started(stack: ExitStack, log: Path, pattern: str, *command: str | Path) -> 
 
 @pytest.fixture(scope="module")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Spark master that has one worker of two cores, each a process of its own."""
+    """The address of a Spark master with one worker of two cores; each runs in its own process."""
     folder = tmp_path_factory.mktemp("standalone")
     spark_class, deploy = SPARK_HOME / "bin" / "spark-class", "org.apache.spark.deploy"
     ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]

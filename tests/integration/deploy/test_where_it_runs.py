@@ -1,5 +1,5 @@
-"""Every interface where users run it: one machine, executors of their own, a standalone cluster that gets the package
-with the job, Spark Connect. Each time a job of a user's is run as it stands (write_job.py).
+"""Every interface where users run it: on one machine, on executors in separate processes, on a standalone cluster that
+gets the package with the job, and on Spark Connect. Each test runs a user's job without changes (write_job.py).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def assert_each_wrote_every_row(broker: Admin, topic: str, told: Told) -> None:
     assert written
 
 
-def test_on_one_machine(submit: Submit, kafka_broker: Admin, topic: str) -> None:
+def test_every_interface_writes_on_one_machine(submit: Submit, kafka_broker: Admin, topic: str) -> None:
     told = submit("local[3]", [kafka_broker.bootstrap_servers, topic, "write", "stream"])
     assert_each_wrote_every_row(kafka_broker, topic, told)
 
 
-def test_executors_in_processes_of_their_own(
+def test_every_interface_writes_with_executors_in_separate_processes(
     submit: Submit, own_spark_home: Path, kafka_broker: Admin, topic: str
 ) -> None:
     told = submit(
@@ -46,10 +46,10 @@ def test_executors_in_processes_of_their_own(
     assert {Path(place["folder"]).parent.parent for place in told.places} == {own_spark_home / "work"}
 
 
-def test_a_packed_environment_on_a_standalone_cluster(
+def test_packed_environment_runs_on_a_standalone_cluster(
     submit: Submit, standalone: str, packed_environment: Path, kafka_broker: Admin, topic: str, tmp_path: Path
 ) -> None:
-    """Unpacked for the driver too: the format's planning runs beside it, in the executors' Python."""
+    """The driver unpacks it too: the format's planning runs on the driver, in the executors' Python."""
     (tmp_path / "environment").mkdir()
     shutil.unpack_archive(packed_environment, tmp_path / "environment", filter="fully_trusted")
     told = submit(
@@ -65,7 +65,7 @@ def test_a_packed_environment_on_a_standalone_cluster(
         assert place["package"].startswith(f"{place['folder']}/environment/")
 
 
-def test_a_zip_of_the_package_on_a_standalone_cluster(
+def test_zipped_package_runs_on_a_standalone_cluster(
     submit: Submit, standalone: str, bare_python: Path, zipped_package: Path, kafka_broker: Admin, topic: str
 ) -> None:
     told = submit(
@@ -81,7 +81,7 @@ def test_a_zip_of_the_package_on_a_standalone_cluster(
         assert "spark_kafka_sink.zip/" in place["package"]
 
 
-def test_executors_without_the_package_say_so(
+def test_executors_without_the_package_name_it_in_the_error(
     submit: Submit, bare_python: Path, kafka_broker: Admin, topic: str
 ) -> None:
     arguments = [kafka_broker.bootstrap_servers, topic, "write"]
@@ -90,7 +90,7 @@ def test_executors_without_the_package_say_so(
         submit("local[1]", arguments, variables=variables)
 
 
-def test_the_format_runs_in_the_python_that_spark_found_it_with_unless_it_is_registered(
+def test_unregistered_format_runs_in_the_python_that_found_it(
     submit: Submit, bare_python: Path, kafka_broker: Admin, topic: str
 ) -> None:
     variables = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYSPARK_PYTHON": str(bare_python)}
@@ -101,11 +101,11 @@ def test_the_format_runs_in_the_python_that_spark_found_it_with_unless_it_is_reg
 
 
 @pytest.mark.parametrize("named_by", ["spark.pyspark.python", "a path with a blank"])
-def test_the_format_has_to_be_registered_where_spark_does_not_look(
+def test_format_must_be_registered_outside_sparks_search_path(
     named_by: str, submit: Submit, kafka_broker: Admin, topic: str, tmp_path: Path
 ) -> None:
     flags: list[str] = []
-    own = Path(sys.executable).parent  # where it is first on the PATH, Spark finds the format with its python3
+    own = Path(sys.executable).parent  # if it is first on the PATH, Spark finds the format with its python3
     path = os.environ["PATH"].split(os.pathsep)
     variables = {"PATH": os.pathsep.join(folder for folder in path if Path(folder) != own)}
     if named_by == "spark.pyspark.python":
@@ -119,7 +119,7 @@ def test_the_format_has_to_be_registered_where_spark_does_not_look(
     assert_each_wrote_every_row(kafka_broker, topic, told)
 
 
-def test_spark_connect(kafka_broker: Admin, topic: str, tmp_path: Path) -> None:
+def test_every_interface_writes_on_spark_connect(kafka_broker: Admin, topic: str, tmp_path: Path) -> None:
     interfaces = ["write", "foreachPartition", "format", "foreach", "foreachBatch", "stream"]
     arguments = [kafka_broker.bootstrap_servers, topic, *interfaces]
     variables = environment(SPARK_REMOTE="local[2]", PYSPARK_PYTHON=sys.executable)

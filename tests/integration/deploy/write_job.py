@@ -1,8 +1,8 @@
-"""Writes 300 rows to a topic by each interface that is asked for, and prints a line of JSON for each: what a user's job
-would do, run by the tests of this folder. Knows nothing of where it runs. "places" tells where tasks ran, "register"
-makes the format known.
+"""Write 300 rows to a topic by each requested interface, and print a line of JSON for each. This is a user's job, which
+the tests of this folder run; it does not know where it runs. "places" prints where the tasks ran, "register" registers
+the format.
 
-    write_job.py SERVERS TOPIC INTERFACE ...
+write_job.py SERVERS TOPIC INTERFACE ...
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def where_it_runs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def places(frame: DataFrame) -> list[dict[str, Any]]:
-    """Python, package and folder of the tasks."""
+    """The Python, package and folder of each task."""
     found = frame.mapInArrow(where_it_runs, "python STRING, package STRING, folder STRING").distinct().collect()
     return [row.asDict() for row in found]
 

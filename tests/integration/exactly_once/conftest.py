@@ -25,7 +25,7 @@ def servers(request: pytest.FixtureRequest, module_kafka: Callable[..., Embedded
 
 @pytest.fixture
 def three_partitions(servers: str) -> str:
-    """A new topic."""
+    """A new topic of three partitions."""
     from spark_kafka_sink.local import Admin
 
     name = f"exactly-once-{uuid.uuid4().hex[:8]}"

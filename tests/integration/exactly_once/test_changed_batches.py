@@ -1,4 +1,4 @@
-"""A batch that was committed and comes again with other rows, or to another topic: an error, and the ways out of it."""
+"""A committed batch that comes again with other rows, or to another topic, is an error; the tests try each remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spark_kafka_sink.local import Admin
 from spark_kafka_sink.sink.exactly_once.operator import main
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
-EARLIER_S = 1_700_000_000 - 60  # a week before what it has seen, and Spark's source passes a file over
+EARLIER_S = 1_700_000_000 - 60  # Spark's source ignores files a week older than the newest one
 each_form = pytest.mark.parametrize("form", ["format", "foreachBatch"])
 
 
@@ -41,7 +41,9 @@ def operate(command: str, stream: Stream) -> None:
 
 
 def restore_one_behind(spark: SparkSession, stream: Stream, rows: int) -> Path:
-    """Two batches; then the checkpoint of before the second, and a file that Spark takes first. The newest one."""
+    """Write two batches, then restore the checkpoint from before the second, with a file that Spark takes first. Return
+    the newest checkpoint.
+    """
     stream.write_files(0, 1)
     stream.run(spark, 2)
     older, newest = stream.folder / "older", stream.folder / "newest"
@@ -55,7 +57,7 @@ def restore_one_behind(spark: SparkSession, stream: Stream, rows: int) -> Path:
 
 
 def refuse(spark: SparkSession, stream: Stream, text: str) -> None:
-    """At every start, and nothing is written."""
+    """Check that every start is refused and writes nothing."""
     before = visible_values(stream.servers, stream.topic)
     for partitions in (1, 3):
         with pytest.raises(
@@ -74,7 +76,7 @@ def refuse(spark: SparkSession, stream: Stream, text: str) -> None:
 def test_an_older_checkpoint_with_other_rows_is_refused(
     spark: SparkSession, stream: Stream, form: str, rows: int, text: str
 ) -> None:
-    """Bug: the batch was skipped as committed before: its rows were lost, and the next batch's doubled."""
+    """Bug: the batch was skipped as already committed. Its rows were lost, and those of the next batch came twice."""
     newest = restore_one_behind(spark, stream, rows)
     refuse(spark, stream, text)
     shutil.rmtree(stream.checkpoint)
@@ -84,7 +86,7 @@ def test_an_older_checkpoint_with_other_rows_is_refused(
 
 
 @each_form
-def test_after_forget_an_older_checkpoint_doubles_and_loses_nothing(
+def test_after_forget_older_checkpoint_loses_and_duplicates_nothing(
     spark: SparkSession, stream: Stream, form: str
 ) -> None:
     restore_one_behind(spark, stream, 40)
@@ -95,11 +97,13 @@ def test_after_forget_an_older_checkpoint_doubles_and_loses_nothing(
 
 
 @each_form
-def test_after_accept_a_batch_whose_rows_change_counts_once(spark: SparkSession, stream: Stream, form: str) -> None:
+def test_after_accept_changed_batch_counts_once(spark: SparkSession, stream: Stream, form: str) -> None:
     stream.write_files(0, 2)
     stream.run(spark, 2)
     stream.forget_commit(1)
-    write_file(stream, 1, range(1040, 1080), int((stream.source / "00001.json").stat().st_mtime))  # as rand() would
+    write_file(
+        stream, 1, range(1040, 1080), int((stream.source / "00001.json").stat().st_mtime)
+    )  # as rand() changes them
     refuse(spark, stream, "their content differs")
     operate("accept", stream)
     stream.write_files(2, 1)
@@ -113,7 +117,7 @@ def test_after_accept_a_batch_whose_rows_change_counts_once(spark: SparkSession,
 def test_a_copied_checkpoint_with_another_topic_is_refused(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str
 ) -> None:
-    """Bug: the copy's batches were skipped as committed before, and were missing in its topic."""
+    """Bug: the copy's batches were skipped as already committed, and its topic lacked them."""
     other = f"{three_partitions}-copy"
     Admin(servers).create_topic(other, 3)
 

@@ -1,4 +1,4 @@
-"""Exactly once on Spark Connect: what is refused there."""
+"""Refusals of exactly-once delivery on Spark Connect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOB = Path(__file__).parents[2] / "support" / "connect_foreach_batch_job.py"
 def test_batch_write_inside_foreach_batch_is_refused(
     servers: str, three_partitions: str, tmp_path: Path, form: str, text: str
 ) -> None:
-    """Bug: when Spark ran the batch again, its rows came twice."""
+    """Bug: Spark ran the batch again, and its rows came twice."""
     variables = os.environ | {
         "SPARK_REMOTE": "local[2]",
         "SPARK_LOCAL_IP": "127.0.0.1",

@@ -1,4 +1,6 @@
-"""A decision topic that deletes, is deleted, or is made again, against real brokers and with processes of their own."""
+"""A decision topic with cleanup.policy=delete, and one that is deleted or created again, on real brokers and in
+separate processes.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,12 @@ each_form = pytest.mark.parametrize("form", ["format", "foreachBatch"])
 
 @pytest.fixture
 def query(servers: str, three_partitions: str, tmp_path: Path) -> Query:
-    """With a decision topic of its own, which nobody has made yet."""
+    """A query whose decision topic does not exist yet."""
     return Query(servers, three_partitions, tmp_path / "checkpoint", decisions=f"decisions-{three_partitions}")
 
 
 def run(query: Query, batches: int) -> str:
-    """So many batches in a new process; its error, empty where there is none."""
+    """Run that many batches in a new process; return its error, empty if there is none."""
     flags = {"servers": query.servers, "topic": query.topic, "checkpoint": str(query.checkpoint)}
     flags |= {"decisions": query.decisions, "batches": str(batches)}
     done = subprocess.run(
@@ -56,7 +58,7 @@ def check(query: Query, batches: int) -> None:
 
 
 def type_command(error: str, servers: str) -> str:
-    """What the operator's command says that an error names."""
+    """Type the operator's command from an error, and return its output."""
     typed = shlex.split(error.rpartition("python -m spark_kafka_sink.transactions ")[2].splitlines()[0])
     said = io.StringIO()
     arguments = [servers if argument == "HOST:PORT" else argument for argument in typed]
@@ -65,7 +67,7 @@ def type_command(error: str, servers: str) -> str:
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
-def test_decision_topic_that_deletes_is_refused(query: Query, policy: str) -> None:
+def test_decision_topic_with_cleanup_policy_delete_is_refused(query: Query, policy: str) -> None:
     Admin(query.servers).create_topic(query.decisions, 16, config={"cleanup.policy": policy})
     error = run(query, 1)
     assert f"decision.topic={query.decisions} has cleanup.policy={policy}" in error
@@ -75,7 +77,7 @@ def test_decision_topic_that_deletes_is_refused(query: Query, policy: str) -> No
 
 def test_decision_topic_deleted_between_two_processes_is_an_error(query: Query) -> None:
     assert run(query, 3) == ""
-    query.log_commit(1)  # the process died before the last batch was logged
+    query.log_commit(1)  # the process died before Spark logged the last batch
     Admin(query.servers).delete_topic(query.decisions)
     for _ in range(2):
         assert f"decision.topic={query.decisions} is not in the cluster" in run(query, 1)
@@ -96,12 +98,12 @@ def test_lost_decision_topic_is_an_error_until_adopted(query: Query, is_made_aga
     assert ("knows nothing of" if is_made_again else "is not in the cluster") in error
     check(query, 3)
     assert "is adopted: its query begins at the next batch" in type_command(error, query.servers)
-    query.log_commit(2)  # the operator has looked: its rows are there
+    query.log_commit(2)  # the operator has seen that its rows are there
     assert run(query, 2) == ""
     check(query, 5)
 
 
-def test_decision_topic_deleted_while_the_query_runs_is_an_error_soon(
+def test_decision_topic_deleted_during_the_query_is_an_error_soon(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "_SESSIONS", {})
@@ -124,7 +126,7 @@ def stream(servers: str, three_partitions: str, tmp_path: Path, form: str) -> St
 
 @each_form
 def test_spark_query_notices_that_its_decision_topic_is_gone(spark: SparkSession, stream: Stream, form: str) -> None:
-    """The worker that plans its batches goes on, and knows the topic."""
+    """The worker that plans its batches keeps running, and knows the topic."""
     stream.write_files(0, 2)
     stream.run(spark, 2)
     Admin(stream.servers).delete_topic(stream.decisions)
@@ -137,9 +139,7 @@ def test_spark_query_notices_that_its_decision_topic_is_gone(spark: SparkSession
 
 
 @each_form
-def test_query_that_ran_at_least_once_goes_on_exactly_once_when_adopted(
-    spark: SparkSession, stream: Stream, form: str
-) -> None:
+def test_at_least_once_query_continues_exactly_once_after_adopt(spark: SparkSession, stream: Stream, form: str) -> None:
     stream.write_files(0, 2)
     stream._replace(decisions="").run(spark, 2)
     stream.write_files(2, 1)

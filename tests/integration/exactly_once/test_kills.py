@@ -1,6 +1,7 @@
-"""The protocol and its tasks in processes that are killed, on real brokers: at chosen requests and at any time.
+"""The protocol and its tasks on real brokers, in processes that are killed at chosen requests and at random times.
 
-EXACTLY_ONCE_KILLS=100 kills so many (12 by default, on each of two brokers); EXACTLY_ONCE_SEED=7 begins there.
+EXACTLY_ONCE_KILLS=100 sets the number of kills (12 by default, on each of two brokers), EXACTLY_ONCE_SEED=7 the
+first seed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def start(servers: str, topic: str, checkpoint: Path, *more: str) -> subprocess.
     )
 
 
-def test_drivers_killed_at_any_request_and_any_time_cost_and_double_nothing(
+def test_drivers_killed_at_any_time_lose_and_duplicate_nothing(
     servers: str, three_partitions: str, tmp_path: Path
 ) -> None:
     process = start(servers, three_partitions, tmp_path / "c", "--kills", str(KILLS), "--seed", str(SEED))
@@ -65,14 +66,14 @@ def test_drivers_killed_at_any_request_and_any_time_cost_and_double_nothing(
 
 
 def await_batch(query: Query, process: subprocess.Popen[str], before: int) -> None:
-    """Until the process has finished another batch, or is over."""
+    """Wait until the process has finished another batch or has ended."""
     deadline = time.monotonic() + 120
     while query.finished() <= before and process.poll() is None:
         assert time.monotonic() < deadline, f"seed {SEED}: no batch after {before} in 120 s"
         time.sleep(0.01)
 
 
-def test_brokers_killed_at_any_time_cost_and_double_nothing(
+def test_brokers_killed_at_any_time_lose_and_duplicate_nothing(
     own_kafka: Callable[..., EmbeddedKafka], tmp_path: Path
 ) -> None:
     rng = random.Random(SEED)
@@ -90,7 +91,7 @@ def test_brokers_killed_at_any_time_cost_and_double_nothing(
         await_batch(query, process, before)
         process.kill()
         process.communicate()
-        assert process.returncode in (-9, 1), f"seed {SEED}, kill {number}"  # 1: its batch failed, as Spark's would
+        assert process.returncode in (-9, 1), f"seed {SEED}, kill {number}"  # 1: its batch failed, as it would in Spark
     process = start(kafka.bootstrap_servers, "t", tmp_path / "c", "--batches", "2")
     process.communicate(timeout=120)
     assert process.returncode == 0, f"seed {SEED}"
@@ -101,9 +102,9 @@ def test_brokers_killed_at_any_time_cost_and_double_nothing(
         raise AssertionError(f"EXACTLY_ONCE_SEED={SEED}: {error}") from error
 
 
-def test_batches_in_a_row_on_one_id_pass_the_end_of_its_epochs(servers: str, three_partitions: str) -> None:
-    """One task's requests, batch after batch, without rows: from EXACTLY_ONCE_KILLS=100 on enough of them for a new
-    producer id, under version 2 with two epochs a batch.
+def test_consecutive_batches_of_one_id_pass_the_last_epoch(servers: str, three_partitions: str) -> None:
+    """The requests of one task, batch after batch, without rows. From EXACTLY_ONCE_KILLS=100 on there are enough of
+    them for a new producer id; under version 2 each batch takes two epochs.
     """
     place = TopicPartition(three_partitions, 0)
     with connect(Query(servers, three_partitions, Path()).config().producer) as coordinator:
@@ -129,7 +130,7 @@ class GoneError(BaseException):
 
 
 def leave_decided(query: Query) -> None:
-    """Batch 0 decided and none of its transactions committed, as by a driver that died in between."""
+    """Leave batch 0 decided and none of its transactions committed, as a driver does that dies in between."""
 
     def touch(own: DriverSession) -> None:
         def gone(*_: object) -> None:
@@ -160,7 +161,7 @@ def test_a_decided_batch_is_finished_by_the_next_start(servers: str, three_parti
     check_content(servers, three_partitions, 2 * query.rows, KEYS)
 
 
-def test_a_decided_batch_that_timed_out_is_a_loud_loss_until_it_is_accepted(
+def test_decided_batch_that_timed_out_is_an_error_until_accepted(
     servers: str, three_partitions: str, tmp_path: Path
 ) -> None:
     query = Query(servers, three_partitions, tmp_path / "c", timeout_ms=1_500)

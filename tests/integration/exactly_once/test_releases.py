@@ -1,4 +1,4 @@
-"""Exactly once on the oldest release that is embedded; test_old_releases.py has an older one."""
+"""Exactly-once delivery on the oldest embedded release; test_old_releases.py has older ones."""
 
 from __future__ import annotations
 

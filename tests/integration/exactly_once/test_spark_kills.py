@@ -1,8 +1,8 @@
-"""Spark itself killed, driver, JVM and Python workers at once, at any time and at chosen points; and single executors.
-A Spark that is started again lays its rows out in other partitions and in another order.
+"""The driver, its JVM and its Python workers are killed together, at random times and at chosen points; executors are
+killed one by one. A restarted Spark puts its rows into other partitions and in another order.
 
-EXACTLY_ONCE_KILLS=100 kills 24 at any time (2 by default), 12 at each form's chosen points (4) and 12 executors (3);
-EXACTLY_ONCE_SEED=7 begins there.
+EXACTLY_ONCE_KILLS=100 means 24 kills at random times (2 by default), 12 at each form's chosen points (4) and 12
+executors (3). EXACTLY_ONCE_SEED=7 sets the first seed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def new_stream(broker: Admin, folder: Path, form: str) -> Stream:
 
 
 def await_true(what: Callable[[], Any], process: subprocess.Popen[bytes], text: str) -> Any:
-    """What `what` returns once it is true, while the process is at work."""
+    """Return the first true result of `what`, while the process runs."""
     deadline = time.monotonic() + LIMIT_S
     while not (found := what()):
         assert process.poll() is None, f"seed {SEED}, {text}: the query ended by itself"
@@ -75,7 +75,7 @@ def check(stream: Stream, files: int) -> None:
 
 
 @both_forms
-def test_spark_killed_whole_costs_and_doubles_nothing(kafka_broker: Admin, tmp_path: Path, form: str) -> None:
+def test_whole_spark_killed_loses_and_duplicates_nothing(kafka_broker: Admin, tmp_path: Path, form: str) -> None:
     rng = random.Random(SEED)
     stream = new_stream(kafka_broker, tmp_path, form)
     files = 0
@@ -86,12 +86,12 @@ def test_spark_killed_whole_costs_and_doubles_nothing(kafka_broker: Admin, tmp_p
         files += ahead
         layout = rng.randint(1, 4), "--order", rng.choice(ORDERS)
         text = f"kill {number}"
-        if form == "foreachBatch" and number % 2 == 0:  # after a certain request of the driver's
+        if form == "foreachBatch" and number % 2 == 0:  # after a certain request of the driver
             process = start(stream, *layout, "--dies-after", str(rng.randrange(30)))
             assert process.wait(timeout=LIMIT_S) == -signal.SIGKILL, f"seed {SEED}, {text}"
             continue
         process = start(stream, *layout)
-        await_true(lambda before=before: stream.last_batch() > before, process, text)  # until it is at work
+        await_true(lambda before=before: stream.last_batch() > before, process, text)  # until the query runs
         time.sleep(rng.random() * 2)
         kill_session(process.pid)
         process.wait()
@@ -101,7 +101,7 @@ def test_spark_killed_whole_costs_and_doubles_nothing(kafka_broker: Admin, tmp_p
 
 
 def last_decision(stream: Stream) -> tuple[Decision, Counter[TransactionState]]:
-    """And the states of its tasks' transactions at the broker."""
+    """The last decision, and the broker's states of its tasks' transactions."""
     config = SinkConfig.from_options(stream.options)
     with connect(config.producer) as coordinator:
         cluster = KafkaDriverCluster(coordinator, config, stream.prefix)
@@ -113,11 +113,11 @@ def last_decision(stream: Stream) -> tuple[Decision, Counter[TransactionState]]:
 
 @pytest.mark.slow
 @both_forms
-def test_spark_killed_between_the_decision_and_its_last_commit_finishes_the_batch(
+def test_spark_killed_between_decision_and_last_commit_finishes_the_batch(
     kafka_broker: Admin, tmp_path: Path, form: str
 ) -> None:
-    """Before the first of the batch's transactions is committed and between two of them, in the commit itself and in
-    the recovery of the next start; the one after it runs the batch again, in another layout.
+    """Spark dies before the first commit of the batch's transactions or between two of them, in commit itself and in
+    the recovery of the next start. The start after that runs the batch again, with other partitions.
     """
     rng = random.Random(SEED)
     print(f"seed {SEED}")
@@ -137,7 +137,7 @@ def test_spark_killed_between_the_decision_and_its_last_commit_finishes_the_batc
         decision, states = last_decision(stream)
         assert not decision.is_finished, text
         place, ended = point.split()
-        assert decision.batch_id == before + (place == "commit"), text  # recovery decides nothing
+        assert decision.batch_id == before + (place == "commit"), text  # recovery writes no decision
         assert states[TransactionState.ONGOING] == len(decision.tasks) - int(ended), f"{text}: {states}"
         assert stream.last_batch() < decision.batch_id, text
     process = start(stream, 1)
@@ -151,12 +151,12 @@ def test_spark_killed_between_the_decision_and_its_last_commit_finishes_the_batc
 def is_executor(process: psutil.Process) -> bool:
     try:
         return any("CoarseGrainedExecutorBackend" in word for word in process.cmdline())
-    except psutil.Error:  # it has just ended
+    except psutil.Error:  # the task has just ended
         return False
 
 
 class Cluster:
-    """A job on two executors, which are processes of their own, and what is done to them."""
+    """A job on two executors in separate processes, and the kills of these."""
 
     def __init__(self, stream: Stream, spark_home: Path, partitions: int) -> None:
         self._stream = stream
@@ -169,7 +169,7 @@ class Cluster:
         return [each for each in psutil.Process(self.process.pid).children(recursive=True) if is_executor(each)]
 
     def kill_at(self, point: str) -> None:
-        """The executor of the next task that comes to this point, with its batch's transactions open."""
+        """Kill the executor of the next task that reaches this point, while its batch's transactions are open."""
         (self._holds / point).touch()
         held = await_true(lambda: list(self._holds.glob(f"{point}.*")), self.process, point)[0]
         (executor,) = [each for each in psutil.Process(int(held.suffix[1:])).parents() if is_executor(each)]
@@ -192,12 +192,12 @@ class Cluster:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "partitions"), [("format", 0), ("format", 3), ("foreachBatch", 3)])
-def test_executors_killed_in_mid_batch_cost_and_double_nothing(
+def test_executors_killed_during_a_batch_lose_and_duplicate_nothing(
     kafka_broker: Admin, tmp_path: Path, own_spark_home: Path, form: str, partitions: int
 ) -> None:
-    """The query goes on with the executors that are left, and with those that Spark starts in their place. Without a
-    shuffle a killed task is run as another attempt, beside the transaction that the first one left open; where files
-    of a shuffle went with the executor, the whole stage is run again, and its attempts are counted from 0.
+    """The query goes on with the remaining executors and with new ones. Without a shuffle Spark runs a killed task as
+    another attempt, beside the open transaction of the first. If shuffle files were lost with the executor, Spark runs
+    the whole stage again, and counts its attempts from 0.
     """
     rng = random.Random(SEED)
     print(f"seed {SEED}")
@@ -222,7 +222,7 @@ def test_executors_killed_in_mid_batch_cost_and_double_nothing(
 
 
 @pytest.mark.slow
-def test_executors_killed_in_a_batch_write_cost_and_double_nothing(
+def test_executors_killed_in_a_batch_write_lose_and_duplicate_nothing(
     kafka_broker: Admin, tmp_path: Path, own_spark_home: Path
 ) -> None:
     print(f"seed {SEED}")

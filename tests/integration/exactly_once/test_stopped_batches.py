@@ -1,4 +1,4 @@
-"""A query that its user stops in mid-batch: readers of the topic wait for nothing that it left."""
+"""A user stops a query during a batch, and readers of the topic do not wait for its transactions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 60.0
 ROWS_A_BATCH = 5
-PADDING = 400_000  # bytes a row: the sink puts its first Arrow batches together up to 3.9 MB, and Spark up to 64 KiB
+PADDING = 400_000  # bytes a row: the sink joins its first Arrow batches up to 3.9 MB, Spark up to 64 KiB
 
 
 def await_true(what: Callable[[], bool], text: str) -> None:
@@ -32,7 +32,7 @@ def await_true(what: Callable[[], bool], text: str) -> None:
 
 
 def held(rows: DataFrame, folder: Path, tasks: int) -> DataFrame:
-    """`rows`, of which the first `tasks` tasks hold back what comes after 20 rows until the file `go` is there."""
+    """The `rows`; the first `tasks` tasks hold back all but their first 20 rows until the file `go` exists."""
 
     def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -48,7 +48,7 @@ def held(rows: DataFrame, folder: Path, tasks: int) -> DataFrame:
 
 @pytest.fixture
 def small_batches(spark: SparkSession) -> Iterator[None]:
-    """The sink gets rows while the task that makes them has more."""
+    """Spark hands over rows before the task that makes them has ended."""
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     was = spark.conf.get(name)
     spark.conf.set(name, str(ROWS_A_BATCH))
@@ -57,12 +57,12 @@ def small_batches(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("held_tasks", [2, 1], ids=["no task has finished", "one task has finished"])
-def test_stop_of_format_in_mid_batch_leaves_nothing_open(
+def test_stop_during_a_batch_leaves_nothing_open(
     spark: SparkSession, servers: str, three_partitions: str, tmp_path: Path, small_batches: None, held_tasks: int
 ) -> None:
     """Bug: all readers of the topic waited until the open transactions of the stopped tasks timed out."""
     stream = Stream(servers, three_partitions, tmp_path, "format")
-    stream.write_files(0, 2)  # a file is a task
+    stream.write_files(0, 2)  # one task for each file
     spark.dataSource.register(KafkaSinkDataSource)
 
     def writer_of(tasks: int) -> DataStreamWriter:

@@ -1,7 +1,8 @@
-"""Exactly once from Spark: both streaming forms and both batch forms, against real brokers, read by librdkafka.
+"""Exactly-once delivery from Spark: both streaming forms and both batch forms, on real brokers, read by
+librdkafka.
 
-EXACTLY_ONCE_KILLS=100 kills 25 Python workers in each form and version (3 by default), and the broker 13 times in each
-form (2).
+EXACTLY_ONCE_KILLS=100 kills 25 Python workers in each form and version (3 by default), and the broker 13 times in
+each form (2).
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ def stream(servers: str, three_partitions: str, tmp_path: Path, request: pytest.
 
 
 @each_form
-def test_a_restart_with_other_partitions_writes_no_row_twice(spark: SparkSession, stream: Stream, form: str) -> None:
+def test_restart_with_other_partitions_writes_no_row_twice(spark: SparkSession, stream: Stream, form: str) -> None:
     stream.write_files(0, 3)
     stream.run(spark, 2)
     stream.check(3)
-    for partitions in (3, 1):  # 1: the ids of the tasks before are not used again
+    for partitions in (3, 1):  # 1: no task uses the ids of the earlier tasks
         stream.forget_commit(stream.last_batch())
         stream.run(spark, partitions)
         stream.check(3)
@@ -62,7 +63,7 @@ def test_a_restart_with_other_partitions_writes_no_row_twice(spark: SparkSession
     stream.check(5)
 
 
-def test_a_checkpoint_spelled_otherwise_at_the_next_start_writes_no_row_twice(
+def test_checkpoint_in_another_spelling_writes_no_row_twice(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str
 ) -> None:
     stream.write_files(0, 1)
@@ -81,7 +82,7 @@ def test_a_checkpoint_spelled_otherwise_at_the_next_start_writes_no_row_twice(
     assert visible_values(servers, three_partitions) == list(range(stream.rows))
 
 
-def test_default_checkpoint_location_with_a_query_name_counts(
+def test_default_checkpoint_location_with_query_name_gives_the_prefix(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str
 ) -> None:
     stream.write_files(0, 1)
@@ -95,16 +96,14 @@ def test_default_checkpoint_location_with_a_query_name_counts(
             writer = writer.option("topic", three_partitions).option("delivery.guarantee", "exactly-once")
             writer.trigger(availableNow=True).start().awaitTermination()
             for entry in (stream.folder / "default" / name / "commits").glob("*0*"):
-                entry.unlink()  # as a driver that died before it logged the batch
+                entry.unlink()  # as after a driver that died before it logged the batch
     finally:
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
     assert visible_values(servers, three_partitions) == list(range(stream.rows))
 
 
 @each_form
-def test_an_older_checkpoint_is_refused_before_anything_is_written(
-    spark: SparkSession, stream: Stream, form: str
-) -> None:
+def test_older_checkpoint_is_refused_before_any_write(spark: SparkSession, stream: Stream, form: str) -> None:
     stream.write_files(0, 3)
     stream.run(spark, 2)
     for batch in (2, 1):
@@ -129,7 +128,7 @@ def test_another_querys_prefix_is_refused(spark: SparkSession, stream: Stream, f
 
 
 @each_form
-def test_python_workers_killed_at_any_time_cost_and_double_nothing(
+def test_python_workers_killed_at_any_time_lose_and_duplicate_nothing(
     spark: SparkSession, stream: Stream, form: str
 ) -> None:
     seed = int(os.environ.get("EXACTLY_ONCE_SEED", "0")) or random.randrange(1, 2**31)
@@ -157,7 +156,7 @@ def test_python_workers_killed_at_any_time_cost_and_double_nothing(
 
 
 @each_form
-def test_a_broker_killed_at_any_time_costs_and_doubles_nothing(
+def test_broker_killed_at_any_time_loses_and_duplicates_nothing(
     spark: SparkSession, own_kafka: Callable[..., EmbeddedKafka], tmp_path: Path, form: str
 ) -> None:
     seed = int(os.environ.get("EXACTLY_ONCE_SEED", "0")) or random.randrange(1, 2**31)
@@ -179,7 +178,7 @@ def test_a_broker_killed_at_any_time_costs_and_doubles_nothing(
         kafka.kill_node(1)
         time.sleep(rng.random() * 2)
         kafka.start_node(1)
-        with suppress(StreamingQueryException):  # a batch whose fence or commit met it fails, and comes again
+        with suppress(StreamingQueryException):  # a batch whose fence or commit meets the kill fails, and comes again
             query.awaitTermination()
     stream.run(spark, 2)
     try:
@@ -207,7 +206,7 @@ def test_two_sinks_of_one_foreach_batch_need_a_prefix_each(
     with pytest.raises(StreamingQueryException, match=r"need a transactional\.id\.prefix each"):
         both(KafkaSink(options), KafkaSink(options))
     prefixed = KafkaSink(options, **{"transactional.id.prefix": f"second-{three_partitions}"})
-    both(KafkaSink(options), prefixed)  # the first has its batch already
+    both(KafkaSink(options), prefixed)  # the first sink has already written its batch
     assert visible_values(servers, three_partitions) == sorted([*range(stream.rows)] * 2)
 
 
@@ -215,7 +214,7 @@ def test_two_sinks_of_one_foreach_batch_need_a_prefix_each(
 def test_a_batch_write_inside_foreach_batch_is_refused(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str, form: str
 ) -> None:
-    """Bug: when Spark ran the batch again, its rows came twice."""
+    """Bug: Spark ran the batch again, and its rows came twice."""
     stream.write_files(0, 1)
     spark.dataSource.register(KafkaSinkDataSource)
     options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
@@ -245,7 +244,7 @@ def test_a_batch_write_inside_foreach_batch_is_refused(
     assert visible_values(servers, three_partitions) == []
 
 
-def test_batch_write_by_format_beside_an_unrelated_query_needs_the_users_word(
+def test_batch_write_by_format_beside_a_query_needs_the_option(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str
 ) -> None:
     spark.dataSource.register(KafkaSinkDataSource)
@@ -305,11 +304,11 @@ def test_writes_inside_foreach_batch_are_refused_without_pinned_threads(
         assert line.startswith(f"REFUSED {form} "), line
         assert text in line, line
     assert said[2] == f"IN MAIN {stream.rows}"
-    assert visible_values(servers, three_partitions) == list(range(stream.rows))  # of the write in the main thread
+    assert visible_values(servers, three_partitions) == list(range(stream.rows))  # from the write in the main thread
 
 
 @pytest.mark.skipif(pyspark.__version__ < "4.2", reason="older releases take such a checkpoint")
-def test_checkpoint_killed_at_its_first_offsets_goes_on_once_emptied(spark: SparkSession, stream: Stream) -> None:
+def test_query_killed_at_first_offsets_goes_on_with_empty_checkpoint(spark: SparkSession, stream: Stream) -> None:
     stream.write_files(0, 1)
     half = stream.checkpoint / "offsets" / ".0.5f0e1c1a-7a6e-4c3d-9d55-2d7ab3f9f0c1.tmp"
     half.parent.mkdir(parents=True)
@@ -325,7 +324,9 @@ def test_checkpoint_killed_at_its_first_offsets_goes_on_once_emptied(spark: Spar
 def test_deleted_checkpoint_is_refused_without_a_prefix(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str, form: str
 ) -> None:
-    """Bug: foreachBatch had the query's id for a name, a new one then, and wrote every row twice."""
+    """Bug: foreachBatch used the query's id as the name. A deleted checkpoint changed it, and every row was written
+    twice.
+    """
     stream.write_files(0, 1)
     spark.dataSource.register(KafkaSinkDataSource)
     options = {name: value for name, value in stream.options.items() if name != "transactional.id.prefix"}
@@ -349,7 +350,7 @@ def test_deleted_checkpoint_is_refused_without_a_prefix(
     assert visible_values(servers, three_partitions) == list(range(stream.rows))
 
 
-def test_a_job_group_that_the_user_sets_is_no_run_of_the_query(
+def test_job_group_of_the_user_is_not_a_run(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str
 ) -> None:
     stream.write_files(0, 1)
@@ -373,7 +374,7 @@ def test_a_job_group_that_the_user_sets_is_no_run_of_the_query(
     assert visible_values(servers, three_partitions) == list(range(stream.rows))
 
 
-def test_a_batch_write_counts_whole_or_not_at_all(spark: SparkSession, servers: str, three_partitions: str) -> None:
+def test_batch_write_counts_as_a_whole_or_not(spark: SparkSession, servers: str, three_partitions: str) -> None:
     options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
     rows = spark.range(0, 300, 1, 3).selectExpr(f"CAST(id % {KEYS} AS STRING) AS key", "CAST(id AS STRING) AS value")
     broken = rows.selectExpr("key", "IF(value = '299', CAST(raise_error('no more') AS STRING), value) AS value")
@@ -385,18 +386,18 @@ def test_a_batch_write_counts_whole_or_not_at_all(spark: SparkSession, servers: 
     assert visible_values(servers, three_partitions) == list(range(300))
     rows.write.format("kafka_sink").options(**options).mode("append").save()
     named = {"transactional.id.prefix": f"batches-{three_partitions}"}
-    for _ in range(2):  # each write is one of its own
+    for _ in range(2):  # each write is a new one
         KafkaSink(options, **named).write(rows)
     assert len(visible_values(servers, three_partitions)) == 1200
     check_nothing_open(servers, named["transactional.id.prefix"])
-    # those of writes without a prefix, among them the one that failed
+    # those of writes without a prefix, including the failed one
     assert [each for each in ongoing_ids(servers) if is_one_off(each.rpartition("/")[0])] == []
 
 
 def test_writes_of_any_form_and_process_share_their_names(
     spark: SparkSession, servers: str, three_partitions: str
 ) -> None:
-    """Each write here asks the brokers for a free name, as one of another application does: none keeps any."""
+    """Each write here claims a free name from the brokers, as in a new application: no name is kept in the process."""
     options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
     rows = spark.range(0, 30, 1, 3).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
     spark.dataSource.register(KafkaSinkDataSource)
@@ -426,7 +427,7 @@ def test_empty_batches_and_partitions_leave_nothing_open(
 
 
 @pytest.mark.parametrize("form", ["foreach", "foreachPartition"])
-def test_the_forms_without_a_driver_refuse(spark: SparkSession, servers: str, form: str) -> None:
+def test_forms_without_a_driver_are_refused(spark: SparkSession, servers: str, form: str) -> None:
     sink = KafkaSink(
         {"kafka.bootstrap.servers": servers, "topic": "nobody-made-it", "delivery.guarantee": "exactly-once"}
     )
@@ -435,7 +436,7 @@ def test_the_forms_without_a_driver_refuse(spark: SparkSession, servers: str, fo
         frame.foreachPartition(sink.write_partition if form == "foreachPartition" else lambda _: sink.open(0, 0))
 
 
-def test_several_topics_in_one_batch_count_together(spark: SparkSession, servers: str, three_partitions: str) -> None:
+def test_several_topics_of_one_batch_commit_together(spark: SparkSession, servers: str, three_partitions: str) -> None:
     from spark_kafka_sink.local import Admin
 
     other = f"{three_partitions}-b"

@@ -18,7 +18,7 @@ JOB = Path(__file__).resolve().parents[3] / "jobs" / "read_topic.py"
 
 @pytest.fixture
 def filled_topic(kafka_broker: Admin, new_topic: Callable[..., str]) -> str:
-    """300 records of librdkafka's on three partitions."""
+    """A topic of three partitions with 300 records from librdkafka."""
     topic = new_topic(partitions=3)
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
     for n in range(300):
@@ -34,7 +34,7 @@ def run(kafka: Admin, topic: str, *arguments: str) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_every_record_comes_with_all_its_parts_by_partition_and_offset(kafka_broker: Admin, filled_topic: str) -> None:
+def test_all_fields_come_sorted_by_partition_and_offset(kafka_broker: Admin, filled_topic: str) -> None:
     rows = read_topic(kafka_broker.bootstrap_servers, filled_topic).to_pylist()
     assert [(row["partition"], row["offset"]) for row in rows] == [(p, o) for p in range(3) for o in range(100)]
     for row in rows:
@@ -52,7 +52,7 @@ def test_an_empty_topic_is_an_empty_table(kafka_broker: Admin, topic: str) -> No
     assert "0 records" in run(kafka_broker, topic).stdout
 
 
-def test_the_first_records_and_a_summary_are_shown(kafka_broker: Admin, filled_topic: str) -> None:
+def test_first_records_and_a_summary_are_shown(kafka_broker: Admin, filled_topic: str) -> None:
     job = run(kafka_broker, filled_topic, "--limit", "7")
     assert job.returncode == 0, job.stderr
     assert "7 of 300 records" in job.stdout

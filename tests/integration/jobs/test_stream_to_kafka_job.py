@@ -1,4 +1,4 @@
-"""The job as people run it: a process of its own, by python and by spark-submit."""
+"""The job as users run it: in a separate process, by python and by spark-submit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SESSION = ["--spark", "master=local[2]", "--spark", "ui.enabled=false", "--spark
 
 @pytest.fixture
 def start_job(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts the job with these arguments; kills what is still there when the test is over."""
+    """Start the job with these arguments; kill all of its remaining processes after the test."""
     running: list[subprocess.Popen[str]] = []
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
@@ -46,7 +46,7 @@ def start_job(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def orders(folder: Path, files: int = 4, rows: int = 500) -> Path:
-    """CSV files of orders, numbered through; Spark reads them in the order of their times."""
+    """CSV files of numbered orders; Spark reads them in the order of their modification times."""
     folder.mkdir()
     for file in range(files):
         lines = [f"{n},customer-{n % 37},{n / 100}\n" for n in range(file * rows, (file + 1) * rows)]
@@ -64,7 +64,7 @@ def flags(kafka: Admin, topic: str, source: Path) -> list[str]:
     ]
 
 
-def test_files_are_streamed_in_batches_that_are_reported(
+def test_files_are_streamed_in_reported_batches(
     kafka_broker: Admin, topic: str, tmp_path: Path, start_job: Callable[..., subprocess.Popen[str]]
 ) -> None:
     source = orders(tmp_path / "in")
@@ -113,7 +113,7 @@ def test_spark_submit_job_keeps_the_order_of_each_key(
     assert numbers == {b"customer-%d" % k: list(range(k, 2_000, 37)) for k in range(37)}
 
 
-def test_sigterm_stops_the_job_after_the_batch_and_the_next_start_goes_on(
+def test_sigterm_stops_after_the_batch_and_next_start_continues(
     kafka_broker: Admin, topic: str, tmp_path: Path, start_job: Callable[..., subprocess.Popen[str]]
 ) -> None:
     arguments = [
@@ -129,15 +129,15 @@ def test_sigterm_stops_the_job_after_the_batch_and_the_next_start_goes_on(
         job.send_signal(signal.SIGTERM)
         out, err = job.communicate(timeout=60)
         assert job.returncode == 0, err
-        assert "stream_to_kafka.py" not in err  # a stack trace of the job's; PySpark's daemon may leave one of its own
+        assert "stream_to_kafka.py" not in err  # a stack trace of the job; PySpark's daemon may print one too
         return "".join(lines) + out
 
     first = run_until_batches(2)
-    assert "Stopping once the batch under way is done" in first
+    assert "Stopping after the current batch" in first
     second = run_until_batches(1)
     done = sum(int(told.replace(",", "")) for told in re.findall(r"^([\d,]+) rows in", first + second, re.MULTILINE))
     values = {int(value) for value in read_topic(kafka_broker.bootstrap_servers, topic)["value"].to_pylist()}
-    # The stop may end the next batch as it begins, of which some tasks' rows are there then: the next start writes it.
+    # The stop may end the next batch at its begin, with some tasks' rows written: the next start writes it again.
     lost = set(range(done)) - values
     assert done > 0
     assert not lost, (
@@ -145,7 +145,7 @@ def test_sigterm_stops_the_job_after_the_batch_and_the_next_start_goes_on(
     )
 
 
-def test_a_signal_before_the_query_runs_is_heeded_too(
+def test_signal_before_the_query_runs_ends_the_job(
     kafka_broker: Admin, topic: str, start_job: Callable[..., subprocess.Popen[str]]
 ) -> None:
     job = start_job(

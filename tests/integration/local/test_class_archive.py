@@ -13,7 +13,7 @@ from spark_kafka_sink.local.jars import cache_dir, sha256_of
 
 
 @pytest.mark.slow
-def test_start_after_a_crash_goes_without_the_archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_start_after_a_crash_uses_no_class_archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "jars").symlink_to(cache_dir() / "jars")
     monkeypatch.setenv("SPARK_KAFKA_SINK_CACHE", str(tmp_path))
     with EmbeddedKafka():

@@ -1,4 +1,4 @@
-"""Processes, folders and logs: what stays when a broker ends, in whatever way."""
+"""The processes, folders and logs that remain after a broker ends in different ways."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:
-    """TMPDIR of the processes under test."""
+    """TMPDIR of the tested processes."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     return folder
@@ -34,7 +34,7 @@ def scratch(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(scratch: Path) -> Iterator[Start]:
-    """Starts Python with arguments in a process of its own, whose temporary folders are made in `scratch`."""
+    """Start Python with arguments in a new process, whose temporary folders are in `scratch`."""
     started: list[subprocess.Popen[str]] = []
 
     def run(*arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -77,15 +77,15 @@ def test_killed_parent_leaves_no_jvm_and_no_folder(start: Start, scratch: Path) 
     assert list(scratch.iterdir())
     process.kill()
     process.wait(TIMEOUT_S)
-    # Soon, that is: a broker whose folder is removed under it ends by itself as well, some twenty seconds later.
+    # A deadline is needed: a broker whose folder is removed also ends by itself, some twenty seconds later.
     _, alive = psutil.wait_procs(descendants, timeout=10)
-    # Where nobody reaps orphans, an ended one stays as a zombie.
+    # Without an init process that reaps orphans, an ended one stays as a zombie.
     assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
     assert_emptied(scratch)
 
 
 @pytest.mark.parametrize("interruption", [signal.SIGTERM, signal.SIGINT])
-def test_the_command_prints_its_servers_and_ends_in_order_when_interrupted(
+def test_command_prints_its_servers_and_ends_cleanly_on_interrupt(
     start: Start, scratch: Path, interruption: signal.Signals
 ) -> None:
     process = start("-m", "spark_kafka_sink.local", "--property", "auto.create.topics.enable=false")
@@ -100,7 +100,7 @@ def test_the_command_prints_its_servers_and_ends_in_order_when_interrupted(
     assert list(scratch.iterdir()) == []
 
 
-def test_the_command_ends_with_the_logs_place_when_its_broker_dies(start: Start) -> None:
+def test_command_ends_with_log_folder_when_its_broker_dies(start: Start) -> None:
     process = start("-m", "spark_kafka_sink.local")
     read_bootstrap_servers(process)
     (jvm,) = (child for child in psutil.Process(process.pid).children() if "java" in child.name())
@@ -112,7 +112,7 @@ def test_the_command_ends_with_the_logs_place_when_its_broker_dies(start: Start)
     assert "Kafka Server started" in (Path(logs[1]) / "node-1" / "server.log").read_text()
 
 
-def test_failed_start_is_reported_and_keeps_only_the_logs(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_is_reported_and_leaves_only_the_logs(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     kafka = EmbeddedKafka(properties={"log.retention.ms": "for ever"})
     with pytest.raises(LocalBrokerError) as caught:

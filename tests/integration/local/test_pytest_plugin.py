@@ -1,4 +1,4 @@
-"""The fixtures, seen from a test run of their own."""
+"""The fixtures, in a pytest run of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_that_fails(kafka_broker, topic):
 
 
 def run_pytest(folder: Path, source: str, **environment: str) -> str:
-    """What pytest prints for one test file with the plugin."""
+    """The output of pytest for one test file with the plugin."""
     (folder / "test_it.py").write_text(source)
     inherited = {name: value for name, value in os.environ.items() if name != "KAFKA_BOOTSTRAP_SERVERS"}
     options = ["-p", "spark_kafka_sink.local.pytest_plugin", "-c", os.devnull, "--rootdir", str(folder)]
@@ -34,7 +34,7 @@ def run_pytest(folder: Path, source: str, **environment: str) -> str:
     return process.stdout
 
 
-def test_a_failing_test_reports_where_its_brokers_logs_are(tmp_path: Path) -> None:
+def test_failing_test_reports_its_brokers_log_folder(tmp_path: Path) -> None:
     output = run_pytest(tmp_path, USES_SHARED)
     report = re.search(r"-+ Kafka logs -+\n(.*)", output)
     assert report is not None, output
@@ -49,7 +49,7 @@ def test_that_fails(own_kafka):
 """
 
 
-def test_no_place_is_reported_for_the_logs_of_a_cluster_that_is_stopped(tmp_path: Path) -> None:
+def test_no_log_folder_is_reported_for_a_stopped_cluster(tmp_path: Path) -> None:
     assert "Kafka logs" not in run_pytest(tmp_path, STOPS_ITS_OWN)
 
 
@@ -65,15 +65,15 @@ def test_that_comes_after_it():
 """
 
 
-def test_logs_that_cannot_be_saved_end_no_run(tmp_path: Path) -> None:
-    """Bug: with a full disk the first test that failed was an INTERNALERROR of pytest's, and its reason lost."""
+def test_unsaved_logs_do_not_end_the_run(tmp_path: Path) -> None:
+    """Bug: with a full disk the first failing test was an INTERNALERROR of pytest, and its reason was lost."""
     output = run_pytest(tmp_path, LEAVES_NO_ROOM)
     assert "The logs cannot be saved: " in output
     assert "the reason" in output
     assert "1 failed, 1 passed" in output
 
 
-def test_testcontainers_without_a_docker_engine_is_a_clear_error(tmp_path: Path) -> None:
+def test_testcontainers_without_docker_is_a_clear_error(tmp_path: Path) -> None:
     output = run_pytest(
         tmp_path, USES_SHARED, SPARK_KAFKA_SINK_TEST_BROKER="testcontainers", DOCKER_HOST="tcp://127.0.0.1:1"
     )

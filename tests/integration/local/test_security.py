@@ -1,4 +1,4 @@
-"""Embedded brokers that are secured, checked by librdkafka: who gets in, and who may do what."""
+"""Secured embedded brokers, checked by librdkafka: logins and permissions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spark_kafka_sink.local.access import AccessAdmin, Permission
 
 
 def foreign(broker: SecuredBroker, listener: str, **settings: Any) -> dict[str, Any]:
-    """librdkafka's settings for a listener."""
+    """The settings of librdkafka for a listener."""
     conf = {key.replace("_", "."): value for key, value in settings.items()}
     conf |= broker.settings(listener)
     if "ssl.truststore.location" in conf:
@@ -39,7 +39,7 @@ def login(user: str, password: str, mechanism: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_a_user_gets_in_with_the_password_and_not_without(secured_broker: SecuredBroker, mechanism: str) -> None:
+def test_user_logs_in_only_with_the_right_password(secured_broker: SecuredBroker, mechanism: str) -> None:
     right = login("alice", USERS["alice"], mechanism)
     wrong = login("alice", "other", mechanism)
     assert gets_in(foreign(secured_broker, "SASL_SSL", **right))
@@ -47,14 +47,16 @@ def test_a_user_gets_in_with_the_password_and_not_without(secured_broker: Secure
     assert not gets_in(foreign(secured_broker, "SASL_PLAINTEXT", **wrong))
 
 
-def test_a_certificate_is_wanted_where_that_was_said(secured_broker: SecuredBroker, tmp_path: Path) -> None:
+def test_listener_with_client_authentication_requires_a_certificate(
+    secured_broker: SecuredBroker, tmp_path: Path
+) -> None:
     own = str(secured_broker.authority.issue(common_name="alice").write(tmp_path / "client.pem"))
     assert gets_in(foreign(secured_broker, "SSL"))
     assert not gets_in(foreign(secured_broker, "MTLS"))
     assert gets_in(foreign(secured_broker, "MTLS", ssl_certificate_location=own, ssl_key_location=own))
 
 
-def test_users_come_and_go_while_it_runs(secured_broker: SecuredBroker) -> None:
+def test_users_are_added_and_removed_while_the_broker_runs(secured_broker: SecuredBroker) -> None:
     access = AccessAdmin(secured_broker.kafka.bootstrap_servers)
     carol = foreign(secured_broker, "SASL_PLAINTEXT", **login("carol", "c=1,2", "SCRAM-SHA-512"))
     assert not gets_in(carol)
@@ -64,7 +66,7 @@ def test_users_come_and_go_while_it_runs(secured_broker: SecuredBroker) -> None:
     assert not gets_in(carol)
 
 
-def test_what_is_not_granted_is_denied(secured_broker: SecuredBroker) -> None:
+def test_missing_permission_is_denied(secured_broker: SecuredBroker) -> None:
     access = AccessAdmin(secured_broker.kafka.bootstrap_servers)
     secured_broker.admin.create_topic("granted")
     permissions = [Permission("User:joe", operation, "topic", "granted") for operation in ("write", "describe")]
@@ -88,12 +90,12 @@ def test_what_is_not_granted_is_denied(secured_broker: SecuredBroker) -> None:
     assert error_of_a_send() == "TOPIC_AUTHORIZATION_FAILED"
 
 
-def test_a_listener_that_is_not_there_is_told(secured_broker: SecuredBroker) -> None:
+def test_unknown_listener_is_an_error(secured_broker: SecuredBroker) -> None:
     with pytest.raises(LocalBrokerError, match="no secured listener OTHER"):
         secured_broker.kafka.secured_servers("OTHER")
 
 
-def test_tokens_are_taken_that_the_key_signed_for_us_and_no_others(
+def test_only_tokens_signed_for_the_broker_are_accepted(
     own_kafka: Callable[..., EmbeddedKafka], tmp_path: Path
 ) -> None:
     signer, stranger = TokenSigner("kafka"), TokenSigner("kafka")

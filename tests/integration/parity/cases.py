@@ -1,7 +1,6 @@
-"""What is written both by Spark's own Kafka sink and by this one: two tables, of what must arrive alike and of what
-must be refused alike.
+"""The rows that Spark's own Kafka sink and this one both write, and those that both refuse, in two tables.
 
-A case is a query over the view `rows`, which has the numbers from 0 on in the column `id`, and options. In both
+A case is a query over the view `rows`, which has the numbers from 0 on in the column `id`, and options. In both,
 "{topic}" stands for a topic made for the case, "{second}" and "{third}" for two more.
 """
 
@@ -168,7 +167,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Refusal:
-    """What neither sink writes."""
+    """Rows that neither sink writes."""
 
     name: str
     query: str

@@ -1,4 +1,4 @@
-"""Topics for a case, and what came to them."""
+"""Topics for a case, and the records that arrive in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Record(NamedTuple):
-    """A record without its place and time."""
+    """A record without its partition, offset and time."""
 
     key: bytes | None
     value: bytes | None
@@ -56,7 +56,7 @@ class Topics:
         return {"kafka.bootstrap.servers": self.servers} | {key: self.fill_in(value) for key, value in options.items()}
 
     def contents(self) -> Contents:
-        """What was written since the topics were made."""
+        """The records that were written since the topics were made."""
         found: Contents = {}
         for alias, name in self.names.items():
             for message in read_topic(self.servers, name, self.partitions):
@@ -69,8 +69,8 @@ class Topics:
 
 @pytest.fixture(scope="module")
 def warm_up(kafka_broker: Admin) -> Iterator[Callable[[str, int], None]]:
-    """Write every partition of a new topic once: Spark's sink now and then waits two minutes in vain for its first
-    records in a partition whose leader has just begun, when the second batch is taken and the first is not.
+    """Write every partition of a new topic once. Spark's sink sometimes waits two minutes in vain for its first records
+    in a partition with a new leader, if the leader takes the second batch and not the first.
     """
     with KafkaProducer({"bootstrap.servers": kafka_broker.bootstrap_servers}) as producer:
 
@@ -87,7 +87,7 @@ def warm_up(kafka_broker: Admin) -> Iterator[Callable[[str, int], None]]:
 def new_topics(
     new_topic: Callable[..., str], kafka_broker: Admin, warm_up: Callable[[str, int], None]
 ) -> Callable[..., Topics]:
-    """`new_topics(text, partitions, config)`: the topics that `text` speaks of, and always "topic"."""
+    """`new_topics(text, partitions, config)`: the topics that `text` names, and always "topic"."""
 
     def create(text: str, partitions: int = 1, config: Mapping[str, str | int] | None = None) -> Topics:
         aliases = [alias for alias in ("topic", "second", "third") if alias == "topic" or f"{{{alias}}}" in text]
@@ -113,7 +113,7 @@ def frame_of(spark: SparkSession, spark_sink: str) -> Iterator[Callable[..., Dat
 
 @pytest.fixture
 def stream_of(spark: SparkSession, spark_sink: str, tmp_path: Path) -> Iterator[Callable[..., DataFrame]]:
-    """As `frame_of`, as a stream over files."""
+    """Like `frame_of`, as a stream over files."""
 
     def stream(query: str, rows: int = 100, tasks: int = 1) -> DataFrame:
         spark.range(0, rows, 1, tasks).write.mode("overwrite").parquet(str(tmp_path / "rows"))

@@ -1,4 +1,4 @@
-"""docs/migrating-from-confluent-kafka.md: where librdkafka puts rows of a key, and how they stay there."""
+"""docs/migrating-from-confluent-kafka.md: the partitions that librdkafka chooses for keys, and how rows keep them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def through_confluent(frame: DataFrame, topics: Topics, partitioner: str) -> Non
 
 @pytest.mark.parametrize("partitioner", ["consistent_random", "murmur2_random"])
 @pytest.mark.parametrize("way", BATCH_WAYS)
-def test_rows_of_a_key_stay_where_librdkafka_puts_them(
+def test_rows_of_a_key_stay_on_librdkafkas_partition(
     frame_of: Callable[..., DataFrame], new_topics: Callable[..., Topics], way: str, partitioner: str
 ) -> None:
     before, after = new_topics("", PARTITIONS), new_topics("", PARTITIONS)

@@ -1,4 +1,6 @@
-"""Modes, and where this sink and Spark's own differ: as docs/migrating-from-spark-kafka.md tells it."""
+"""Output modes, and the differences between this sink and Spark's own, as docs/migrating-from-spark-kafka.md lists
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,13 @@ Frames = Callable[..., "DataFrame"]
 
 
 def times_of(topics: Topics) -> list[int]:
-    """In ms, those of the records whose values are numbers."""
+    """The times in ms of the records whose values are numbers."""
     found = read_topic(topics.servers, topics.names["topic"], topics.partitions)
     return [record.timestamp()[1] for record in found if record.value().isdigit()]
 
 
 @pytest.mark.parametrize("way", BATCH_WAYS)
-def test_without_a_timestamp_column_both_stamp_the_time_of_writing(
+def test_without_timestamp_column_both_use_the_time_of_writing(
     frame_of: Frames, new_topics: Callable[..., Topics], way: str
 ) -> None:
     topics = new_topics("")
@@ -45,7 +47,7 @@ def test_without_a_timestamp_column_both_stamp_the_time_of_writing(
 
 
 @pytest.mark.parametrize("way", BATCH_WAYS)
-def test_a_timestamp_column_is_the_time_of_the_record_here_and_nothing_to_sparks_sink(
+def test_timestamp_column_sets_record_time_only_in_this_sink(
     frame_of: Frames, new_topics: Callable[..., Topics], way: str
 ) -> None:
     query = f"SELECT timestamp_millis(1700000000007) AS timestamp, * FROM ({KEYED})"
@@ -58,7 +60,7 @@ def test_a_timestamp_column_is_the_time_of_the_record_here_and_nothing_to_sparks
 
 
 @pytest.mark.parametrize("form", ["kafka_sink", "foreachBatch", "foreach"])
-def test_output_mode_complete_appends_the_whole_result_with_every_batch(
+def test_output_mode_complete_appends_the_whole_result(
     stream_of: Frames, new_topics: Callable[..., Topics], tmp_path: Path, form: str
 ) -> None:
     ours, sparks = new_topics("", 2), new_topics("", 2)
@@ -71,7 +73,7 @@ def test_output_mode_complete_appends_the_whole_result_with_every_batch(
 
 
 @pytest.mark.parametrize("form", ["foreachBatch", "foreach"])
-def test_output_mode_update_appends_what_changed(
+def test_output_mode_update_appends_changed_rows(
     stream_of: Frames, new_topics: Callable[..., Topics], tmp_path: Path, form: str
 ) -> None:
     ours, sparks = new_topics("", 2), new_topics("", 2)
@@ -82,7 +84,7 @@ def test_output_mode_update_appends_what_changed(
     assert {place: Counter(records) for place, records in ours.contents().items()} == counted
 
 
-def test_spark_refuses_output_mode_update_to_every_python_data_source(
+def test_spark_refuses_output_mode_update_for_python_data_sources(
     stream_of: Frames, new_topics: Callable[..., Topics], tmp_path: Path
 ) -> None:
     topics = new_topics("")
@@ -91,10 +93,10 @@ def test_spark_refuses_output_mode_update_to_every_python_data_source(
 
 
 @pytest.mark.parametrize("form", ["kafka_sink", "foreachBatch"])
-def test_spark_takes_no_sink_in_python_for_real_time_mode(
+def test_spark_refuses_python_sinks_in_real_time_mode(
     spark: SparkSession, new_topics: Callable[..., Topics], tmp_path: Path, form: str
 ) -> None:
-    """Bug: the README said that every trigger works but `continuous`."""
+    """Bug: the README said that every trigger works except `continuous`."""
     options = new_topics("").options(TO_THE_TOPIC)
     stream = spark.readStream.format("rate").load().selectExpr("CAST(value AS STRING) AS value")
     writer = stream.writeStream.outputMode("update").option("checkpointLocation", str(tmp_path))
@@ -117,7 +119,7 @@ def test_overwrite_is_refused_in_the_same_words(frame_of: Frames, new_topics: Ca
 
 
 @pytest.mark.parametrize(("mode", "sparks"), [("ignore", False), ("error", True), ("errorifexists", True)])
-def test_of_the_other_modes_spark_gives_a_python_data_source_none(
+def test_spark_refuses_other_save_modes_for_python_data_sources(
     frame_of: Frames, new_topics: Callable[..., Topics], mode: str, sparks: bool
 ) -> None:
     topics = new_topics("")
@@ -141,7 +143,7 @@ def test_of_the_other_modes_spark_gives_a_python_data_source_none(
         ({"kafka.interceptor.classes": ""}, "interceptor.classes is a setting of the Java client"),
     ],
 )
-def test_options_without_a_meaning_are_passed_over_by_sparks_sink_and_refused_here(
+def test_unknown_options_are_refused_only_by_this_sink(
     frame_of: Frames, new_topics: Callable[..., Topics], option: dict[str, str], text: str
 ) -> None:
     topics = new_topics("")
@@ -153,7 +155,7 @@ def test_options_without_a_meaning_are_passed_over_by_sparks_sink_and_refused_he
             write(frame_of(UNKEYED), options)
 
 
-def test_options_of_reading_are_passed_over_by_both_sinks(frame_of: Frames, new_topics: Callable[..., Topics]) -> None:
+def test_options_of_reading_are_ignored_by_both_sinks(frame_of: Frames, new_topics: Callable[..., Topics]) -> None:
     reading = {"kafka.group.id": "g", "includeHeaders": "true", "failOnDataLoss": "false", "startingOffsets": "latest"}
     topics = new_topics("")
     options = topics.options({**TO_THE_TOPIC, **reading})
@@ -163,9 +165,7 @@ def test_options_of_reading_are_passed_over_by_both_sinks(frame_of: Frames, new_
     assert len(times_of(topics)) == 100 * (1 + len(BATCH_WAYS))
 
 
-def test_options_that_only_this_sink_has_are_passed_over_by_sparks(
-    frame_of: Frames, new_topics: Callable[..., Topics]
-) -> None:
+def test_options_of_this_sink_are_ignored_by_sparks_sink(frame_of: Frames, new_topics: Callable[..., Topics]) -> None:
     topics = new_topics("")
     through_spark(frame_of(UNKEYED), topics.options({**TO_THE_TOPIC, "delivery.guarantee": "at-least-once"}))
     assert len(times_of(topics)) == 100
@@ -182,7 +182,7 @@ def test_options_that_only_this_sink_has_are_passed_over_by_sparks(
     ],
     ids=["a nameless one", "a null"],
 )
-def test_a_header_without_a_name_is_a_null_pointer_to_sparks_sink(
+def test_header_without_name_is_a_null_pointer_in_sparks_sink(
     frame_of: Frames, new_topics: Callable[..., Topics], headers: str, text: str
 ) -> None:
     options = new_topics("").options(TO_THE_TOPIC)
@@ -194,9 +194,7 @@ def test_a_header_without_a_name_is_a_null_pointer_to_sparks_sink(
             write(frame_of(query), options)
 
 
-def test_a_topic_option_of_blanks_is_refused_before_any_task(
-    frame_of: Frames, new_topics: Callable[..., Topics]
-) -> None:
+def test_blank_topic_option_is_refused_before_any_task(frame_of: Frames, new_topics: Callable[..., Topics]) -> None:
     options = new_topics("").options({"topic": "  "})
     ours: Write = BATCH_WAYS["write"]
     with pytest.raises(ConfigError, match="The option topic is empty"):
@@ -212,7 +210,7 @@ def test_a_topic_option_of_blanks_is_refused_before_any_task(
         ("make_interval(1) AS other", 'Cannot use "INTERVAL" type in the table schema'),
     ],
 )
-def test_columns_that_are_not_written_and_that_spark_gives_no_python_data_source(
+def test_unsupported_extra_columns_fail_only_by_format(
     frame_of: Frames, new_topics: Callable[..., Topics], ignored: str, text: str
 ) -> None:
     options = new_topics("").options(TO_THE_TOPIC)
@@ -222,9 +220,7 @@ def test_columns_that_are_not_written_and_that_spark_gives_no_python_data_source
     BATCH_WAYS["write"](frame, options)
 
 
-def test_the_row_interfaces_know_header_fields_by_their_names(
-    frame_of: Frames, new_topics: Callable[..., Topics]
-) -> None:
+def test_row_interfaces_read_header_fields_by_name(frame_of: Frames, new_topics: Callable[..., Topics]) -> None:
     query = "SELECT 'v' AS value, array(struct(X'00' AS value, 'h' AS key)) AS headers FROM rows"
     topics = new_topics("")
     BATCH_WAYS["foreachPartition"](frame_of(query), topics.options(TO_THE_TOPIC))
@@ -235,10 +231,10 @@ def test_the_row_interfaces_know_header_fields_by_their_names(
 
 
 @pytest.mark.parametrize("way", BATCH_WAYS)
-def test_text_that_is_not_utf_8_arrives_as_its_bytes_but_by_rows(
+def test_invalid_utf_8_text_arrives_unchanged_except_by_rows(
     frame_of: Frames, new_topics: Callable[..., Topics], way: str
 ) -> None:
-    """Bug: the page on Spark's own sink said that strings arrive alike, and nothing of what Spark hands to rows."""
+    """Bug: the migration page said that strings arrive alike, and did not mention the rows that Spark hands over."""
     query = "SELECT CAST(X'6BFF' AS STRING) AS key, CAST(X'C328' AS STRING) AS value FROM rows"
     topics = new_topics("", 4), new_topics("", 4)
     for each, write in zip(topics, (through_spark, BATCH_WAYS[way]), strict=True):
@@ -253,7 +249,7 @@ def test_text_that_is_not_utf_8_arrives_as_its_bytes_but_by_rows(
 
 
 @pytest.mark.parametrize("way", BATCH_WAYS)
-def test_a_name_of_a_header_that_is_not_utf_8_is_refused_but_by_rows(
+def test_invalid_utf_8_header_name_is_refused_except_by_rows(
     frame_of: Frames, new_topics: Callable[..., Topics], way: str
 ) -> None:
     headers = "array(struct(CAST(X'68FF' AS STRING) AS key, X'00' AS value))"

@@ -1,8 +1,8 @@
 """The same rows through Spark's own Kafka sink and through this one: the same records, in the same partitions, in the
 same order.
 
-Times are compared by their kind; test_differences.py says what they are. Rows without a key or partition go where it
-suits either sink's batches: of those only what they are is compared, not where they are.
+Times are compared by their kind; test_differences.py has their values. Each sink puts rows without a key or partition
+where its batches need them, so their partitions are not compared.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def comparable(case: Case, contents: Contents) -> object:
 
 
 def written(case: Case, new_topics: Callable[..., Topics], write: Callable[[str, dict[str, str]], None]) -> Contents:
-    """What `write` makes of the case's query and options, in topics of its own."""
+    """The records of the case's query and options, written by `write` into new topics."""
     topics = new_topics(case.query, case.partitions, case.topic_config)
     write(topics.fill_in(case.query), topics.options(case.options))
     return topics.contents()
@@ -52,7 +52,7 @@ def written(case: Case, new_topics: Callable[..., Topics], write: Callable[[str,
 
 @pytest.fixture(scope="module")
 def from_spark() -> dict[str, Contents]:
-    """Case → what Spark's sink made of it: written once."""
+    """Case → the records of Spark's sink, written once."""
     return {}
 
 
@@ -90,13 +90,15 @@ def test_a_stream_arrives_as_through_sparks_sink(
 
 
 @pytest.mark.parametrize("case", CODECS, ids=name_of)
-def test_batches_are_compressed_as_sparks_sink_does_it(
+def test_batches_are_compressed_as_by_sparks_sink(
     frame_of: Callable[..., DataFrame], new_topics: Callable[..., Topics], case: Case
 ) -> None:
     def codec_of(write: Callable[[DataFrame, dict[str, str]], None]) -> set[str]:
         topics = new_topics("", 1)
         write(frame_of(case.query), topics.options(case.options))
         batches = read_batches(topics.servers, topics.names["topic"])
-        return {batch.codec.name for batch in batches if batch.base_offset > 0}  # the first is not theirs
+        return {
+            batch.codec.name for batch in batches if batch.base_offset > 0
+        }  # the first batch comes from the warm-up
 
     assert codec_of(BATCH_WAYS["format"]) == codec_of(through_spark) == {case.options["kafka.compression.type"]}

@@ -1,4 +1,4 @@
-"""What Spark's own Kafka sink refuses, this one refuses in the same words, and on the driver where Spark does so."""
+"""This sink refuses the same rows as Spark's own Kafka sink, in the same words, and on the driver if Spark does so."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def sparks_sentence(text: str) -> str:
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda case: case.name)
-def test_the_same_is_refused_in_the_same_words(
+def test_both_sinks_refuse_in_the_same_words(
     spark: SparkSession, frame_of: Callable[..., DataFrame], new_topics: Callable[..., Topics], case: Refusal
 ) -> None:
     topics = new_topics(case.query, 4)
     words = topics.fill_in(case.words)
 
     def refused(way: str, write: Write) -> tuple[str, bool]:
-        """The text, and whether a task had begun."""
+        """The text of the refusal, and whether a task had begun."""
         frame, options = frame_of(topics.fill_in(case.query)), topics.options(case.options)
         group = f"{case.name} {way}"
         spark.sparkContext.setJobGroup(group, group)
@@ -46,6 +46,6 @@ def test_the_same_is_refused_in_the_same_words(
             continue
         text, is_late = refused(way, write)
         assert topics.fill_in(case.ours or words) in text
-        # the rows are looked at where they are, in the tasks
+        # only the tasks read the rows
         assert is_late != (case.is_early and not (by_rows and case.is_about_rows)), way
     assert not case.is_early or not topics.contents()

@@ -1,4 +1,4 @@
-"""`format("kafka")` stays with Spark: no Python data source gets that name, with Spark's own Kafka jars or without."""
+"""Spark keeps `format("kafka")`: no Python data source gets that name, with or without Spark's own Kafka jars."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ SPARKS_OWN = "org.apache.kafka.common.errors.TimeoutException: Topic t not prese
 
 @pytest.mark.parametrize("how", ["register", "module"])
 @pytest.mark.parametrize("has_jars", [False, True])
-def test_spark_lends_it_to_no_python_source(tmp_path: Path, has_jars: bool, how: str) -> None:
-    """A module is looked at, passed over for this name, and taken for another."""
+def test_python_source_does_not_get_the_name_kafka(tmp_path: Path, has_jars: bool, how: str) -> None:
+    """Spark loads the module, does not use it for this name, and uses it for another one."""
     modules = tmp_path / "modules"
     modules.mkdir()
     for module, name in (("pyspark_named_kafka", "kafka"), ("pyspark_named_otherwise", "kafka_otherwise")):

@@ -1,4 +1,4 @@
-"""The ways by which rows reach Kafka: Spark's own sink, and every interface of this one."""
+"""All ways to write rows to Kafka: Spark's own sink, and every interface of this one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BATCH_WAYS: dict[str, Write] = {
 def stream_through(
     form: str, frame: DataFrame, options: dict[str, str], checkpoint: Path, output_mode: str = "append"
 ) -> None:
-    """Stream all that is there; `form` is a format, "foreach" or "foreachBatch"."""
+    """Stream all available rows; `form` is a format, "foreach" or "foreachBatch"."""
     writer = frame.writeStream.outputMode(output_mode).option("checkpointLocation", str(checkpoint))
     if form == "foreach":
         writer = writer.foreach(KafkaSink(options))

@@ -1,4 +1,4 @@
-"""A producer and real brokers of two releases."""
+"""A producer, and real brokers of two releases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THREAD_NAME = "kafka-producer-network-thread"
 
 @pytest.fixture(params=["kafka_broker", "old_kafka_broker"], ids=["current", "old"])
 def broker(request: pytest.FixtureRequest) -> Admin:
-    """The shared broker of the current release, then that of the old one."""
+    """The shared broker of the current release, then the one of the old release."""
     found = request.getfixturevalue(request.param)
     assert isinstance(found, Admin)
     return found
@@ -25,7 +25,7 @@ def broker(request: pytest.FixtureRequest) -> Admin:
 
 @pytest.fixture
 def make_topic(request: pytest.FixtureRequest, broker: Admin) -> Callable[..., str]:
-    """`make_topic(partitions=1, config=None)` creates a topic on `broker` and gives its name."""
+    """`make_topic(partitions=1, config=None)` creates a topic on `broker` and returns its name."""
 
     def make(partitions: int = 1, config: dict[str, str | int] | None = None) -> str:
         name = new_name(request)
@@ -36,7 +36,7 @@ def make_topic(request: pytest.FixtureRequest, broker: Admin) -> Callable[..., s
 
 
 def new_name(request: pytest.FixtureRequest) -> str:
-    """A topic's name, which nobody had."""
+    """The name of a topic that does not exist yet."""
     stem = re.sub(r"[^a-zA-Z0-9._-]+", "-", request.node.name)[:60]
     return f"{stem}-{uuid.uuid4().hex[:8]}"
 
@@ -48,7 +48,9 @@ def fresh_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def start_producer() -> Iterator[Callable[..., KafkaProducer]]:
-    """`start_producer(bootstrap_servers, **{"linger.ms": 0, ...})`; closed after the test, with its thread gone."""
+    """`start_producer(bootstrap_servers, **{"linger.ms": 0, ...})`: a producer, closed after the test; its thread must
+    have ended.
+    """
     made: list[KafkaProducer] = []
 
     def start(bootstrap_servers: str, **settings: object) -> KafkaProducer:

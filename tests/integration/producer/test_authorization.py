@@ -1,5 +1,5 @@
-"""The least permissions of each guarantee, as docs/security.md lists them: they are enough, and without any one of
-them the error says which to grant. Against a real broker whose authorizer is on.
+"""The least permissions of each guarantee, as docs/security.md lists them, on a real broker with an authorizer. They
+are enough, and without any one of them the error names the missing one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TRANSACTIONS = [
 
 @dataclass
 class Guest:
-    """A user of the test's own, who may do nothing at first."""
+    """A user of this test, without any permission at first."""
 
     broker: SecuredBroker
     id: str
@@ -102,23 +102,23 @@ def denied(work: Callable[[Guest], None], guest: Guest) -> AuthorizationError:
     return refusal.value
 
 
-def test_to_write_at_least_once_it_takes_write_on_the_topic(guest: Guest) -> None:
+def test_at_least_once_needs_write_on_the_topic(guest: Guest) -> None:
     guest.grant(AT_LEAST_ONCE)
     send(guest)
 
 
-def test_transactions_take_a_little_more(guest: Guest) -> None:
+def test_listed_permissions_are_enough_for_transactions(guest: Guest) -> None:
     guest.grant(TRANSACTIONS)
     transact(guest)
 
 
-def test_who_may_nothing_is_told_of_the_topic(guest: Guest) -> None:
+def test_user_without_permissions_gets_an_error_with_the_topic(guest: Guest) -> None:
     error = denied(send, guest)
     assert isinstance(error, TopicAuthorizationError)
     assert f"Not authorized for {guest.name(TOPIC)}: grant WRITE and DESCRIBE on it." in str(error)
 
 
-def test_who_may_describe_alone_and_write_nowhere_gets_no_producer_id(guest: Guest) -> None:
+def test_user_with_only_describe_gets_no_producer_id(guest: Guest) -> None:
     guest.grant([Permission("User:{user}", "describe", "topic", TOPIC)])
     error = denied(send, guest)
     assert isinstance(error, ClusterAuthorizationError)
@@ -139,7 +139,7 @@ def test_who_may_describe_alone_and_write_nowhere_gets_no_producer_id(guest: Gue
     ],
     ids=["topic", "transactional id", "group", "source of the offsets"],
 )
-def test_without_one_of_the_permissions_the_error_names_it(
+def test_missing_permission_is_named_in_the_error(
     guest: Guest, missing: int, kind: type[AuthorizationError], wanted: list[str]
 ) -> None:
     guest.grant([each for number, each in enumerate(TRANSACTIONS) if number != missing])

@@ -57,7 +57,7 @@ def broker(
 
 @pytest.fixture(autouse=True)
 def environment(broker: KerberizedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the realm, and with no ticket in the cache that is the default."""
+    """The realm's environment, without a ticket in the default cache."""
     monkeypatch.setenv("KRB5_CONFIG", str(broker.realm.configuration))
     monkeypatch.setenv("KRB5CCNAME", f"FILE:{tmp_path / 'empty.cache'}")
 
@@ -102,12 +102,12 @@ def refusal(given: dict[str, Any], topic: str) -> str:
 
 
 @pytest.mark.parametrize("listener", ["SASL_PLAINTEXT", "SASL_SSL"])
-def test_in_by_keytab(broker: KerberizedBroker, topic: str, listener: str) -> None:
+def test_keytab_logs_in(broker: KerberizedBroker, topic: str, listener: str) -> None:
     send_one(settings(broker, by_keytab(broker), listener), topic)
     assert read_values(broker.kafka.bootstrap_servers, topic) == ["in"]
 
 
-def test_in_by_a_ticket_of_the_default_cache_or_of_one_that_is_named(
+def test_ticket_of_default_or_named_cache_logs_in(
     broker: KerberizedBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = broker.realm.ticket("alice", broker.alices_keytab)
@@ -117,33 +117,33 @@ def test_in_by_a_ticket_of_the_default_cache_or_of_one_that_is_named(
     assert read_values(broker.kafka.bootstrap_servers, topic) == ["in", "in"]
 
 
-def test_no_ticket(broker: KerberizedBroker, topic: str) -> None:
+def test_missing_ticket_is_an_error(broker: KerberizedBroker, topic: str) -> None:
     told = refusal(settings(broker, None), topic)
     assert "SASL GSSAPI" in told
     assert "redentials" in told
     assert read_values(broker.kafka.bootstrap_servers, topic) == []
 
 
-def test_a_principal_that_the_keytab_is_not_for(broker: KerberizedBroker, topic: str) -> None:
+def test_principal_missing_from_the_keytab_is_refused(broker: KerberizedBroker, topic: str) -> None:
     broker.realm.add("bob")
     told = refusal(settings(broker, by_keytab(broker, "bob")), topic)
     assert "SASL GSSAPI" in told
     assert "No credentials were supplied" in told
 
 
-def test_a_service_that_the_realm_does_not_know(broker: KerberizedBroker, topic: str) -> None:
+def test_unknown_service_is_named_in_the_error(broker: KerberizedBroker, topic: str) -> None:
     given = settings(broker, by_keytab(broker)) | {"sasl.kerberos.service.name": "other"}
     assert f"other/127.0.0.1@{REALM}" in refusal(given, topic)
 
 
-def test_a_keytab_that_is_out_of_date(broker: KerberizedBroker, topic: str) -> None:
+def test_outdated_keytab_is_refused(broker: KerberizedBroker, topic: str) -> None:
     keytab = broker.realm.add("carol")
     broker.realm.change_key("carol")
     told = refusal(settings(broker, f'useKeyTab=true keyTab="{keytab}" principal="carol@{REALM}"'), topic)
     assert "SASL GSSAPI" in told
 
 
-def test_sessions_of_three_seconds_are_renewed_and_nothing_is_lost(broker: KerberizedBroker, topic: str) -> None:
+def test_short_sessions_are_renewed_without_loss(broker: KerberizedBroker, topic: str) -> None:
     sent = 0
     with KafkaProducer(settings(broker, by_keytab(broker))) as producer:
         futures = []

@@ -1,4 +1,4 @@
-"""Every way to log in to a real broker: in, refused, revoked, and renewed under load."""
+"""Every login to a real broker: accepted, refused, revoked, and renewed under load."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PASSWORDS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 
 def unsigned_token(subject: str, life_s: float = 3_600) -> str:
-    """What a broker takes that was given no key (RFC 7515, appendix A.5)."""
+    """A token for a broker without a key (RFC 7515, appendix A.5)."""
     now_s = time.time()
     parts = ({"alg": "none"}, {"sub": subject, "iat": now_s - 10, "exp": now_s + life_s})
     return ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts) + "."
@@ -41,7 +41,7 @@ def alices_token() -> tuple[str, int]:
 
 
 def expired_token() -> tuple[str, int]:
-    """A provider that does not know that its token has ended."""
+    """A provider that reports a wrong end for its expired token."""
     return unsigned_token("alice", -5), int((time.time() + 3_600) * 1_000)
 
 
@@ -87,7 +87,7 @@ def refused(settings: dict[str, Any], topic: str) -> KafkaError:
 
 @pytest.mark.parametrize("listener", ["SASL_SSL", "SASL_PLAINTEXT"])
 @pytest.mark.parametrize("mechanism", [*PASSWORDS, "OAUTHBEARER"])
-def test_in(secured_broker: SecuredBroker, topic: str, mechanism: str, listener: str) -> None:
+def test_every_mechanism_logs_in(secured_broker: SecuredBroker, topic: str, mechanism: str, listener: str) -> None:
     own = bearer(alices_token) if mechanism == "OAUTHBEARER" else credentials(mechanism)
     settings = {**secured_broker.settings(listener), **own}
     if listener == "SASL_PLAINTEXT":
@@ -97,7 +97,7 @@ def test_in(secured_broker: SecuredBroker, topic: str, mechanism: str, listener:
 
 
 @pytest.mark.parametrize("mechanism", PASSWORDS)
-def test_a_wrong_password_and_a_wrong_user(secured_broker: SecuredBroker, topic: str, mechanism: str) -> None:
+def test_wrong_password_or_user_is_refused(secured_broker: SecuredBroker, topic: str, mechanism: str) -> None:
     settings = secured_broker.settings("SASL_SSL")
     for user, password in (("alice", "wrong"), ("alice", USERS["bob"]), ("nobody", USERS["alice"])):
         error = refused({**settings, **credentials(mechanism, user, password)}, topic)
@@ -105,18 +105,18 @@ def test_a_wrong_password_and_a_wrong_user(secured_broker: SecuredBroker, topic:
     assert read_values(secured_broker.kafka.bootstrap_servers, topic, 2) == []
 
 
-def test_an_expired_token(secured_broker: SecuredBroker, topic: str) -> None:
+def test_expired_token_is_refused(secured_broker: SecuredBroker, topic: str) -> None:
     error = refused({**secured_broker.settings("SASL_SSL"), **bearer(expired_token)}, topic)
     assert "OAUTHBEARER" in str(error)
 
 
-def test_a_listener_that_wants_no_login(secured_broker: SecuredBroker, topic: str) -> None:
+def test_login_to_a_listener_without_sasl_is_refused(secured_broker: SecuredBroker, topic: str) -> None:
     settings = {**secured_broker.settings("SSL"), "security.protocol": "SASL_SSL", **credentials("SCRAM-SHA-256")}
     with KafkaProducer(settings) as producer, pytest.raises(IllegalSaslStateError):
         producer.send(topic, b"out").result(30)
 
 
-def test_a_user_who_was_removed(secured_broker: SecuredBroker, topic: str) -> None:
+def test_removed_user_is_refused(secured_broker: SecuredBroker, topic: str) -> None:
     access = AccessAdmin(secured_broker.kafka.bootstrap_servers)
     access.set_password("carol", "carols-secret")
     access.grant(
@@ -130,7 +130,9 @@ def test_a_user_who_was_removed(secured_broker: SecuredBroker, topic: str) -> No
     refused(settings, topic)
 
 
-def test_a_delegation_token_until_it_is_revoked(secured_broker: SecuredBroker, topic: str, issuer: TokenIssuer) -> None:
+def test_delegation_token_works_until_it_is_revoked(
+    secured_broker: SecuredBroker, topic: str, issuer: TokenIssuer
+) -> None:
     token = issuer.create()
     settings = {
         **secured_broker.settings("SASL_SSL"),
@@ -145,7 +147,7 @@ def test_a_delegation_token_until_it_is_revoked(secured_broker: SecuredBroker, t
     assert read_values(secured_broker.kafka.bootstrap_servers, topic, 2) == ["in"]
 
 
-def test_sessions_of_five_seconds_are_renewed_under_load_and_nothing_is_lost(
+def test_short_sessions_are_renewed_under_load_without_loss(
     secured_broker: SecuredBroker, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {**secured_broker.settings("SASL_PLAINTEXT"), **credentials("SCRAM-SHA-512"), "linger.ms": 0}
@@ -163,12 +165,14 @@ def test_sessions_of_five_seconds_are_renewed_under_load_and_nothing_is_lost(
         record.message for record in caplog.records if "logged in by SCRAM-SHA-512, for 5000 ms" in record.message
     ]
     assert len(logins) >= 3  # the bootstrap connection, the node's, and its renewals
-    # One may be: the broker ends a session some 0.3 s after we should have renewed it. Else it would be both.
+    # One is allowed: the broker ends a session 0.3 s after its renewal was due. Without renewal both would be lost.
     assert len([record.message for record in caplog.records if "lost (ready)" in record.message]) <= 1
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "OAUTHBEARER"])
-def test_a_dataframe(secured_broker: SecuredBroker, topic: str, spark: SparkSession, mechanism: str) -> None:
+def test_dataframe_is_written_with_the_login(
+    secured_broker: SecuredBroker, topic: str, spark: SparkSession, mechanism: str
+) -> None:
     found_token, end_ms = alices_token()
     own = bearer(lambda: (found_token, end_ms)) if mechanism == "OAUTHBEARER" else credentials(mechanism)
     settings = secured_broker.settings("SASL_SSL", "kafka.") | {f"kafka.{key}": value for key, value in own.items()}

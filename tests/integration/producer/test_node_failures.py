@@ -1,4 +1,6 @@
-"""Nodes that die, freeze and come back, topics that vanish: every acknowledged record is there once and in order."""
+"""Nodes are killed, suspended and restarted, topics are deleted: every acknowledged record arrives once and in
+order.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ StartProducer = Callable[..., KafkaProducer]
 
 @pytest.fixture(scope="module", params=["4.3.1", "3.9.1"])
 def lone_node(request: pytest.FixtureRequest, module_kafka: Callable[..., EmbeddedKafka]) -> EmbeddedKafka:
-    """One node that creates no topic by itself; whoever harms it lets it run again."""
+    """A single node that creates no topic by itself; it runs again after each test."""
     properties = {"auto.create.topics.enable": False, "broker.session.timeout.ms": 1500}
     return module_kafka(version=request.param, properties=properties)
 
 
 class Stream:
-    """Sends numbers to a partition from a thread of its own, a few at a time, until it is stopped."""
+    """Send numbers to a partition from a separate thread, a few at a time, until `stop`."""
 
     def __init__(self, producer: KafkaProducer, topic: str, partition: int = 0) -> None:
         self._place = (producer, topic, partition)
@@ -52,7 +54,7 @@ class Stream:
             time.sleep(0.002)
 
     def await_acknowledged(self, count: int, timeout_s: float = 30) -> None:
-        """Wait for `count` more acknowledgements than there are records now."""
+        """Wait until `count` more records are acknowledged than now."""
         wanted = len(self.futures) + count
         deadline = time.monotonic() + timeout_s
         while len(self.futures) < wanted or not self.futures[wanted - 1].done():
@@ -60,8 +62,8 @@ class Stream:
             time.sleep(0.01)
 
     def assert_all_arrived(self, kafka: EmbeddedKafka, topic: str) -> None:
-        """Once each, in order, at the offsets that the futures tell (-1: the answer was lost and the retry told that
-        the broker has it already).
+        """Check that each record arrived once, in order, at the offset of its future. The offset is -1 if the response
+        was lost and the retry reported only that the broker has the record.
         """
         self._place[0].flush(60)
         told = [future.result(0).offset for future in self.futures]
@@ -69,7 +71,7 @@ class Stream:
         assert all(offset in (-1, number) for number, offset in enumerate(told))
 
 
-def test_a_killed_node_that_comes_back_costs_no_record_and_doubles_none(
+def test_killed_and_restarted_node_loses_and_duplicates_nothing(
     lone_node: EmbeddedKafka, start_producer: StartProducer
 ) -> None:
     lone_node.create_topic("killed")
@@ -85,7 +87,7 @@ def test_a_killed_node_that_comes_back_costs_no_record_and_doubles_none(
     stream.assert_all_arrived(lone_node, "killed")
 
 
-def test_a_frozen_node_is_left_at_the_request_time_out_and_doubles_nothing_when_it_thaws(
+def test_suspended_node_is_disconnected_at_request_timeout_without_duplicates(
     lone_node: EmbeddedKafka, start_producer: StartProducer
 ) -> None:
     lone_node.create_topic("frozen")
@@ -104,7 +106,7 @@ def test_a_frozen_node_is_left_at_the_request_time_out_and_doubles_nothing_when_
 
 
 def still_fails(producer: KafkaProducer, topic: str) -> bool:
-    """Whether a record is still not delivered: the broker has yet to find its feet."""
+    """Whether a record still fails, because the broker has not recovered yet."""
     try:
         producer.send(topic, b"later").result(30)
     except KafkaTimeoutError:
@@ -112,7 +114,7 @@ def still_fails(producer: KafkaProducer, topic: str) -> bool:
     return False
 
 
-def test_records_that_outlast_delivery_timeout_fail_by_then_and_later_ones_go_through(
+def test_records_fail_at_delivery_timeout_and_later_ones_arrive(
     lone_node: EmbeddedKafka, start_producer: StartProducer
 ) -> None:
     lone_node.create_topic("late")
@@ -138,7 +140,7 @@ def test_records_that_outlast_delivery_timeout_fail_by_then_and_later_ones_go_th
         assert time.monotonic() < deadline
     producer.send("late", b"last").result(30)
     values = read_values(lone_node.bootstrap_servers, "late")
-    # A doomed record may have reached the broker all the same: at most once, in order.
+    # A failed record may have reached the broker all the same: at most once, in order.
     doomed_there = [value for value in values if value.startswith("doomed")]
     assert doomed_there == sorted(set(doomed_there))
     assert values[0] == "first"
@@ -147,7 +149,7 @@ def test_records_that_outlast_delivery_timeout_fail_by_then_and_later_ones_go_th
 
 
 @pytest.mark.parametrize("timeout", [0, 0.7])
-def test_closing_in_an_outage_returns_in_time_with_every_future_failed_and_nothing_left(
+def test_close_in_an_outage_fails_every_future_in_time(
     lone_node: EmbeddedKafka, fresh_name: str, timeout: float
 ) -> None:
     lone_node.create_topic(fresh_name, partitions=3)
@@ -173,9 +175,7 @@ def test_closing_in_an_outage_returns_in_time_with_every_future_failed_and_nothi
         producer.send(fresh_name, b"more")
 
 
-def test_a_topic_that_is_missing_is_named_within_max_block_ms(
-    lone_node: EmbeddedKafka, start_producer: StartProducer
-) -> None:
+def test_missing_topic_is_named_within_max_block_ms(lone_node: EmbeddedKafka, start_producer: StartProducer) -> None:
     producer = start_producer(lone_node.bootstrap_servers, **{"max.block.ms": 600})
     text = r"Topic nobody-made-it is not in the metadata within max\.block\.ms=600.*create it"
     for send in (
@@ -191,7 +191,7 @@ def test_a_topic_that_is_missing_is_named_within_max_block_ms(
     assert producer.send("somebody-made-it", b"v").result(30).offset == 0
 
 
-def test_a_topic_deleted_and_made_anew_while_producing_is_written_on(
+def test_writes_continue_after_a_topic_is_deleted_and_recreated(
     lone_node: EmbeddedKafka, start_producer: StartProducer
 ) -> None:
     lone_node.create_topic("phoenix", partitions=3)
@@ -214,13 +214,13 @@ def test_a_topic_deleted_and_made_anew_while_producing_is_written_on(
         for message in read_topic(lone_node.bootstrap_servers, "phoenix", 2)
         if message.partition() == 0
     ]
-    # Acknowledged before the deletion and gone with it; from some record on all, in order.
+    # Records before the deletion are gone with it; from some record on all are there, in order.
     assert arrived == list(range(arrived[0], len(stream.futures)))
     told = [future.result(0).offset for future in stream.futures]
     assert all(offset in (-1, number) for number, offset in enumerate(told[arrived[0] :]))
 
 
-def test_with_three_nodes_the_loss_of_the_leader_costs_no_record_and_doubles_none(
+def test_leader_loss_among_three_nodes_loses_and_duplicates_nothing(
     own_kafka: Callable[..., EmbeddedKafka], start_producer: StartProducer
 ) -> None:
     kafka = own_kafka(3, properties={"broker.session.timeout.ms": 2000})

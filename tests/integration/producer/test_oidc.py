@@ -1,5 +1,5 @@
-"""OAUTHBEARER as it runs in production: a token endpoint over https, and a real broker that validates what it signed
-against the keys of a JWKS endpoint.
+"""OAUTHBEARER as in production: a token endpoint over https, and a real broker that validates the endpoint's tokens
+with the keys of a JWKS endpoint.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def settings(broker: ValidatingBroker, provider: IdentityProvider, secret: str =
 
 
 def refusal(given: dict[str, Any], topic: str) -> str:
-    """What a send says that is refused, at once, with no secret in it."""
+    """The error text of a send that is refused at once; it holds no secret."""
     with KafkaProducer(given) as producer:
         started_s = time.monotonic()
         with pytest.raises(SaslAuthenticationError) as caught:
@@ -94,7 +94,7 @@ def send_until(deadline_s: float, producer: KafkaProducer, topic: str) -> None:
         time.sleep(0.01)
 
 
-def test_records_go_in_with_a_token_that_is_asked_for_once(
+def test_records_arrive_with_a_token_requested_once(
     broker: ValidatingBroker, provider: IdentityProvider, topic: str
 ) -> None:
     with KafkaProducer(settings(broker, provider)) as producer:
@@ -106,7 +106,7 @@ def test_records_go_in_with_a_token_that_is_asked_for_once(
     assert len(provider.given) == 1
 
 
-def test_a_wrong_client_secret_is_what_the_endpoint_says(
+def test_wrong_client_secret_is_reported_in_the_endpoints_words(
     broker: ValidatingBroker, provider: IdentityProvider, topic: str
 ) -> None:
     told = refusal(settings(broker, provider, "another canary"), topic)
@@ -115,7 +115,7 @@ def test_a_wrong_client_secret_is_what_the_endpoint_says(
     assert provider.given == []
 
 
-def test_a_token_that_ended_is_refused_by_the_broker(
+def test_expired_token_is_refused_by_the_broker(
     broker: ValidatingBroker, provider: IdentityProvider, topic: str
 ) -> None:
     provider.life_s, provider.told_life_s = -120, 300
@@ -125,7 +125,7 @@ def test_a_token_that_ended_is_refused_by_the_broker(
 
 
 @pytest.mark.parametrize("of_the_provider", [True, False], ids=["of another audience", "signed with another key"])
-def test_a_token_for_somebody_else_is_refused_by_the_broker(
+def test_token_for_another_audience_is_refused_by_the_broker(
     broker: ValidatingBroker, provider: IdentityProvider, topic: str, of_the_provider: bool
 ) -> None:
     provider.signer = TokenSigner("another", broker.signer) if of_the_provider else TokenSigner(AUDIENCE)
@@ -134,10 +134,10 @@ def test_a_token_for_somebody_else_is_refused_by_the_broker(
     assert read_values(broker.kafka.bootstrap_servers, topic) == []
 
 
-def test_a_session_is_renewed_with_a_new_token_until_the_client_is_revoked(
+def test_session_is_renewed_until_the_client_is_revoked(
     broker: ValidatingBroker, provider: IdentityProvider, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A broker's session ends with its token: here after 3 to 4 s, as a token's end is in whole seconds."""
+    """A broker's session ends with its token: here after 3 to 4 s, because a token's end is in whole seconds."""
     provider.life_s, provider.told_life_s = 4, 3
     futures = []
     with caplog.at_level(logging.DEBUG, "spark_kafka_sink"), KafkaProducer(settings(broker, provider)) as producer:
@@ -146,7 +146,7 @@ def test_a_session_is_renewed_with_a_new_token_until_the_client_is_revoked(
             futures.append(producer.send(topic, b"%d" % len(futures)))
             time.sleep(0.002)
         assert [future.result(30).offset for future in futures] == list(range(len(futures)))
-        # One may be: the broker ends a session half a second after we should have renewed it. Else it would be three.
+        # One is allowed: the broker ends a session 0.5 s after its renewal was due. Without renewal it would be three.
         assert len([record.message for record in caplog.records if "lost (ready)" in record.message]) <= 1
 
         provider.revoke_client()

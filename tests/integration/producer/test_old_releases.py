@@ -1,7 +1,7 @@
 """Releases of Kafka from before 3.9, each started from its own jars, and read back by librdkafka.
 
-Kafka 1.1 has no zstd, 2.8 no listing of transactions, and 3.5 all that the sink needs: whole batches are written to it
-exactly once, under version 1 of transactions.
+Kafka 1.1 has no zstd, and 2.8 cannot list transactions. 3.5 has all that the sink needs: the test writes whole
+batches to it exactly once, under version 1 of transactions.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def write_every_way(servers: str, *, has_zstd: bool) -> None:
 
 
 def assert_table_of_releases(servers: str, release: str) -> None:
-    """What this release speaks came with it or before, and the next version of each request came later."""
+    """Check that every spoken version came with this release or earlier, and the next version of each request later."""
     with producing(servers) as producer:
         producer.send("versions", b"v").result(30)
         spoken = producer.sender._client._api_versions.get("1")
@@ -121,7 +121,7 @@ def commit_and_abort(servers: str) -> None:
 
 
 def begin_exactly_once(servers: str) -> None:
-    """As a driver does before any task, which needs all apis of exactly-once delivery."""
+    """Begin a batch as a driver does before any task; this needs all APIs of exactly-once delivery."""
     config = SinkConfig.from_options(
         {"kafka.bootstrap.servers": servers, "topic": "t", "delivery.guarantee": "exactly-once"}
     )
@@ -149,13 +149,15 @@ def test_killed_test_process_leaves_no_jvm(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     _, alive = psutil.wait_procs(jvms, timeout=10)
-    alive = [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]  # where nobody reaps orphans
+    alive = [
+        child for child in alive if child.status() != psutil.STATUS_ZOMBIE
+    ]  # without an init process that reaps orphans
     for child in alive:
         child.kill()
     assert alive == []
 
 
-def test_release_takes_all_that_it_can_and_refuses_the_rest_by_name(release: str, tmp_path: Path) -> None:
+def test_release_supports_its_features_and_refuses_others_by_name(release: str, tmp_path: Path) -> None:
     with old_kafka(release, tmp_path) as servers:
         assert_table_of_releases(servers, release)
         write_every_way(servers, has_zstd=release != "1.1.1")

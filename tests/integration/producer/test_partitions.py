@@ -1,4 +1,4 @@
-"""Where records go: by key as Java's client has it, by number, or anywhere; also when the topic changes meanwhile."""
+"""The partition of a record: by key as in the Java client, by number, or any; also when the topic changes meanwhile."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ KEYS = [b"", b"\x00", b"a", "schlüssel".encode(), *(f"key {n}".encode() * (n % 
 
 
 def places(broker: Admin, topic: str, partitions: int) -> dict[bytes | None, int]:
-    """Partition by key."""
+    """The partition of each key."""
     return {message.key(): message.partition() for message in read_topic(broker.bootstrap_servers, topic, partitions)}
 
 
-def test_keys_go_where_librdkafka_sends_them_for_java(
+def test_keys_go_to_the_java_clients_partitions(
     broker: Admin, make_topic: MakeTopic, start_producer: StartProducer
 ) -> None:
     ours, by_block, theirs = (make_topic(partitions=7) for _ in range(3))
@@ -45,7 +45,7 @@ def test_keys_go_where_librdkafka_sends_them_for_java(
     assert {key: future.result(0).partition for key, future in zip(KEYS, futures, strict=True)} == expected
 
 
-def test_a_named_partition_goes_before_the_keys(
+def test_explicit_partition_wins_over_the_key(
     broker: Admin, make_topic: MakeTopic, start_producer: StartProducer
 ) -> None:
     topic = make_topic(partitions=3)
@@ -87,7 +87,7 @@ def test_partitions_added_live_are_used_within_metadata_max_age(
     aged.flush(30)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     admin.create_partitions([NewPartitions(topic, 4)])[topic].result(30)
-    # A record for a partition that is not known asks for the metadata at once.
+    # A record for an unknown partition requests the metadata at once.
     assert waiting.send(topic, b"by number", partition=3).result(30).partition == 3
     used: set[int] = set()
     deadline = time.monotonic() + 5
@@ -103,7 +103,7 @@ def test_partitions_added_live_are_used_within_metadata_max_age(
     assert told <= {(message.partition(), message.offset()) for message in got}
 
 
-def test_many_threads_share_a_producer_and_each_keeps_its_order(
+def test_threads_sharing_a_producer_keep_their_own_order(
     broker: Admin, make_topic: MakeTopic, start_producer: StartProducer
 ) -> None:
     topic = make_topic(partitions=2)

@@ -1,4 +1,4 @@
-"""What a producer does to its process: memory, forks, the end. Each in a process of its own."""
+"""A producer's effects on its process: memory, forks and the end. Each test runs a new process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEGABYTE = 1024 * 1024
 
 
 def run(script: str, *arguments: str) -> dict[str, Any]:
-    """What a script in a process of its own prints as its last line of JSON."""
+    """Run a script in a new process; return its last line, which is JSON."""
     process = run_strictly(script, *arguments)
     assert (process.returncode, process.stderr) == (0, "")
     lines = [line for line in process.stdout.splitlines() if line.startswith("{")]
@@ -56,10 +56,8 @@ print(json.dumps({"grown": grown, "errors": errors}))
 
 
 @pytest.mark.parametrize(("mode", "codec"), [("rows", "none"), ("columns", "none"), ("columns", "zstd")])
-def test_memory_stays_within_buffer_memory_and_little_more(
-    kafka_broker: Admin, fresh_name: str, mode: str, codec: str
-) -> None:
-    """62 MiB of values of 900 kB through a buffer of 8 MiB."""
+def test_memory_stays_little_above_buffer_memory(kafka_broker: Admin, fresh_name: str, mode: str, codec: str) -> None:
+    """The test sends 62 MiB of values of 900 kB through a buffer of 8 MiB."""
     kafka_broker.create_topic(fresh_name)
     found = run(MEMORY, kafka_broker.bootstrap_servers, fresh_name, mode, codec)
     assert found["errors"] == []
@@ -110,7 +108,7 @@ print(json.dumps({"pid": os.getpid(), "status": os.waitstatus_to_exitcode(status
 """
 
 
-def test_a_forked_child_is_refused_and_harms_nothing(kafka_broker: Admin, fresh_name: str) -> None:
+def test_forked_child_is_refused_and_changes_nothing(kafka_broker: Admin, fresh_name: str) -> None:
     kafka_broker.create_topic(fresh_name)
     found = run(FORK, kafka_broker.bootstrap_servers, fresh_name)
     assert found["status"] == 0
@@ -135,7 +133,7 @@ print(json.dumps({}))
 """
 
 
-def test_a_process_that_does_not_close_its_producer_ends_all_the_same(kafka_broker: Admin, fresh_name: str) -> None:
+def test_process_ends_without_closing_its_producer(kafka_broker: Admin, fresh_name: str) -> None:
     kafka_broker.create_topic(fresh_name)
     began = time.monotonic()
     assert run(EXIT, kafka_broker.bootstrap_servers, fresh_name) == {}

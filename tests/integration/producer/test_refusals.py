@@ -1,4 +1,4 @@
-"""What cannot be delivered: a clear error within its limit, and whatever else is sent goes through."""
+"""Undeliverable records: a clear error within the limit, and all other records arrive."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def within(least_s: float, most_s: float) -> Iterator[None]:
     assert watch.own_s < most_s
 
 
-def test_a_missing_topic_is_created_where_the_broker_does_so(
-    broker: Admin, fresh_name: str, start_producer: StartProducer
-) -> None:
+def test_missing_topic_is_created_by_the_broker(broker: Admin, fresh_name: str, start_producer: StartProducer) -> None:
     producer = start_producer(broker.bootstrap_servers)
     assert producer.send(fresh_name, b"first").result(30).offset == 0
     producer.send_columns(f"{fresh_name}-2", ONE_ROW)
@@ -49,7 +47,7 @@ def test_a_missing_topic_is_created_where_the_broker_does_so(
     assert read_values(broker.bootstrap_servers, f"{fresh_name}-2") == ["v"]
 
 
-def test_an_address_where_nobody_listens_is_named_within_max_block_ms(start_producer: StartProducer) -> None:
+def test_unreachable_address_is_named_within_max_block_ms(start_producer: StartProducer) -> None:
     producer = start_producer("127.0.0.1:1", **{"max.block.ms": 600})
     text = r"bootstrap\.servers=127\.0\.0\.1:1 .*max\.block\.ms=600"
     with within(0.5, 1.5), pytest.raises(KafkaTimeoutError, match=text):
@@ -60,7 +58,7 @@ def test_an_address_where_nobody_listens_is_named_within_max_block_ms(start_prod
         producer.partitions_for("any")
 
 
-def test_names_that_no_topic_can_have_are_refused_at_once_and_others_flow(
+def test_invalid_topic_names_are_refused_and_others_arrive(
     broker: Admin, make_topic: MakeTopic, start_producer: StartProducer
 ) -> None:
     topic = make_topic()
@@ -72,7 +70,7 @@ def test_names_that_no_topic_can_have_are_refused_at_once_and_others_flow(
     assert producer.send(topic, b"v").result(30).offset == 0
 
 
-def test_a_partition_that_is_not_there_is_named_within_max_block_ms(
+def test_missing_partition_is_named_within_max_block_ms(
     broker: Admin, make_topic: MakeTopic, start_producer: StartProducer
 ) -> None:
     topic = make_topic(partitions=2)
@@ -84,7 +82,7 @@ def test_a_partition_that_is_not_there_is_named_within_max_block_ms(
         producer.send_columns(topic, RecordColumns.from_rows(["v"], partitions=[2]))
 
 
-def test_a_record_over_the_clients_limit_fails_alone(
+def test_record_over_the_clients_limit_fails_without_others(
     broker: Admin, make_topic: MakeTopic, start_producer: StartProducer
 ) -> None:
     topic = make_topic()
@@ -108,7 +106,7 @@ def test_a_record_over_the_clients_limit_fails_alone(
     ],
     ids=["plain", "compressed", "unnumbered"],
 )
-def test_batches_that_the_broker_finds_too_large_are_split_and_keep_their_order(
+def test_too_large_batches_are_split_in_order(
     broker: Admin, make_topic: MakeTopic, start_producer: StartProducer, limit: int, settings: dict[str, object]
 ) -> None:
     topic = make_topic(config={"max.message.bytes": limit})
@@ -140,7 +138,7 @@ def test_batches_that_the_broker_finds_too_large_are_split_and_keep_their_order(
     assert [batch.base_sequence for batch in batches] == [batch.base_offset if numbered else -1 for batch in batches]
 
 
-def test_a_single_record_over_the_brokers_limit_fails_and_those_around_it_do_not(
+def test_record_over_the_brokers_limit_fails_without_its_neighbours(
     broker: Admin, make_topic: MakeTopic, start_producer: StartProducer
 ) -> None:
     topic = make_topic(config={"max.message.bytes": 2_000})
@@ -156,7 +154,7 @@ def test_a_single_record_over_the_brokers_limit_fails_and_those_around_it_do_not
     assert read_values(broker.bootstrap_servers, topic) == ["a" * 500, "b" * 500, "d" * 500, "e" * 500, "later"]
 
 
-def test_a_batch_over_the_segments_size_fails_at_once_and_others_flow(
+def test_batch_over_segment_size_fails_and_others_arrive(
     broker: Admin, make_topic: MakeTopic, start_producer: StartProducer
 ) -> None:
     megabyte = 1024 * 1024
@@ -169,7 +167,7 @@ def test_a_batch_over_the_segments_size_fails_at_once_and_others_flow(
     assert producer.send(topic, b"small").result(30).offset == 0
 
 
-def test_of_a_batch_only_the_record_that_is_invalid_has_the_cause(
+def test_only_the_invalid_record_of_a_batch_gets_the_cause(
     broker: Admin, make_topic: MakeTopic, start_producer: StartProducer
 ) -> None:
     topic = make_topic(config={"cleanup.policy": "compact"})

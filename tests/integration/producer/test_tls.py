@@ -1,5 +1,5 @@
-"""TLS with a real broker: records of every codec come back, certificates of ours are taken, and strangers are refused
-at once.
+"""TLS with a real broker: records of every codec arrive, client certificates are accepted, and unknown certificates are
+refused at once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def send_and_read_back(broker: SecuredBroker, producer: KafkaProducer, topic: st
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_records_of_every_codec_come_back(
+def test_records_of_every_codec_arrive(
     secured_broker: SecuredBroker, start: StartProducer, topic: str, codec: str
 ) -> None:
     producer = start(secured_broker.settings("SSL"), compression_type=codec)
@@ -66,7 +66,7 @@ def test_records_of_every_codec_come_back(
 
 @pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
 @pytest.mark.parametrize("form", ["file", "text"])
-def test_a_client_certificate_with_an_encrypted_key(
+def test_client_certificate_with_an_encrypted_key_is_accepted(
     secured_broker: SecuredBroker, start: StartProducer, topic: str, tmp_path: Path, form: str, version: str
 ) -> None:
     identity = secured_broker.authority.issue(common_name="alice")
@@ -81,7 +81,7 @@ def test_a_client_certificate_with_an_encrypted_key(
 
 
 def refused(producer: KafkaProducer, topic: str) -> str:
-    """The text of the error, which comes long before max.block.ms is over."""
+    """The error's text; the error comes long before max.block.ms is over."""
     started = time.monotonic()
     with pytest.raises(SslAuthenticationError) as refusal:
         producer.send(topic, b"x").result(20)
@@ -91,14 +91,16 @@ def refused(producer: KafkaProducer, topic: str) -> str:
 
 
 @pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
-def test_without_a_certificate_where_one_is_wanted(
+def test_missing_required_certificate_is_refused(
     secured_broker: SecuredBroker, start: StartProducer, version: str
 ) -> None:
     settings = {**secured_broker.settings("MTLS"), "ssl.enabled.protocols": version}
     assert "ssl.keystore.location" in refused(start(settings), "any")
 
 
-def test_with_a_certificate_of_a_stranger(secured_broker: SecuredBroker, start: StartProducer, tmp_path: Path) -> None:
+def test_certificate_of_an_unknown_authority_is_refused(
+    secured_broker: SecuredBroker, start: StartProducer, tmp_path: Path
+) -> None:
     stranger = Authority("stranger").issue(common_name="alice").write(tmp_path / "client.pem", PASSWORD)
     settings = {
         **secured_broker.settings("MTLS"),
@@ -108,7 +110,7 @@ def test_with_a_certificate_of_a_stranger(secured_broker: SecuredBroker, start: 
     assert "ssl.keystore.location" in refused(start(settings), "any")
 
 
-def test_a_broker_of_an_authority_that_we_do_not_know_is_left_in_peace(
+def test_broker_of_an_unknown_authority_is_not_contacted_again(
     secured_broker: SecuredBroker, start: StartProducer, tmp_path: Path
 ) -> None:
     settings = secured_broker.settings("SSL")
@@ -127,7 +129,7 @@ def test_a_broker_of_an_authority_that_we_do_not_know_is_left_in_peace(
     ("listener", "protocol", "text"),
     [("SASL_PLAINTEXT", "SSL", "security.protocol=PLAINTEXT"), ("SSL", "PLAINTEXT", "security.protocol=SSL")],
 )
-def test_the_wrong_protocol_for_a_port_is_told_with_the_right_one(
+def test_wrong_security_protocol_error_names_the_right_one(
     secured_broker: SecuredBroker, start: StartProducer, listener: str, protocol: str, text: str
 ) -> None:
     settings = {
@@ -138,8 +140,10 @@ def test_the_wrong_protocol_for_a_port_is_told_with_the_right_one(
         start(settings, max_block_ms="1000").send("any", b"x").result(20)
 
 
-def test_a_dataframe(secured_broker: SecuredBroker, topic: str, spark: SparkSession, tmp_path: Path) -> None:
-    """By KafkaSink.write and by format: each Spark task connects with the certificate."""
+def test_dataframe_is_written_with_the_certificate(
+    secured_broker: SecuredBroker, topic: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Each Spark task of KafkaSink.write and of format connects with the certificate."""
     identity = secured_broker.authority.issue(common_name="alice").write(tmp_path / "client.pem", PASSWORD)
     options = {
         **secured_broker.settings("MTLS", prefix="kafka."),
@@ -157,10 +161,10 @@ def test_a_dataframe(secured_broker: SecuredBroker, topic: str, spark: SparkSess
     assert sorted(found) == sorted(b"%d" % number for number in range(1_000) for _ in range(2))
 
 
-def test_a_node_that_advertises_a_name_its_certificate_is_not_for_is_refused(
+def test_node_advertising_a_name_outside_its_certificate_is_refused(
     own_kafka: Callable[..., EmbeddedKafka], start: StartProducer, tmp_path: Path
 ) -> None:
-    """We get in by `localhost`, for which the certificate is; the node calls itself 127.0.0.1."""
+    """The certificate is for `localhost`, which the producer connects to first; the node advertises 127.0.0.1."""
     authority = Authority()
     keystore = authority.issue("localhost").write(tmp_path / "broker.pem")
     kafka = own_kafka(security=BrokerSecurity(listeners={"SSL": "SSL"}, keystore=keystore))

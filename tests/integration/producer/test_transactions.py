@@ -39,7 +39,7 @@ StartProducer = Callable[..., KafkaProducer]
 
 
 class Cluster(NamedTuple):
-    """A broker, what it calls its transactions, and a way to stop it where that is allowed."""
+    """A broker, its transaction version, and a way to stop it if the test may do so."""
 
     admin: Admin
     version: int
@@ -66,7 +66,7 @@ own_clusters = pytest.mark.parametrize("cluster", ["version 2", "version 1"], in
 
 
 class Stage:
-    """A topic and a transactional id that nobody had."""
+    """A new topic and a new transactional id."""
 
     def __init__(self, cluster: Cluster, start_producer: StartProducer) -> None:
         self.cluster = cluster
@@ -103,7 +103,7 @@ class Stage:
         return read_values(self.cluster.servers, self.topic, 2, isolation_level="read_uncommitted")
 
     def becomes(self, *values: str, within_s: float = 10.0) -> None:
-        """What readers under read_committed see, once the end markers are written."""
+        """Wait until readers under read_committed see these values, which is after the end markers."""
         deadline = time.monotonic() + within_s
         while (seen := self.committed()) != list(values) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -115,7 +115,7 @@ def stage(cluster: Cluster, start_producer: StartProducer) -> Stage:
     return Stage(cluster, start_producer)
 
 
-def test_readers_see_what_was_committed_and_nothing_else(stage: Stage) -> None:
+def test_readers_see_only_committed_records(stage: Stage) -> None:
     producer = stage.started()
     acknowledged = producer.send(stage.topic, "a", partition=0).result(30)
     assert acknowledged.offset == 0
@@ -143,7 +143,7 @@ def test_many_transactions_in_a_row_are_quick(stage: Stage) -> None:
     stage.becomes(*map(str, range(30)))
 
 
-def test_columns_go_with_the_transaction_and_are_dropped_with_it(stage: Stage) -> None:
+def test_columns_are_committed_and_aborted_with_the_transaction(stage: Stage) -> None:
     producer = stage.started()
     rows = [f"{number:05}" for number in range(20_000)]
     partitions = pa.array([0] * 10_000 + [1] * 10_000, pa.int32())
@@ -160,7 +160,7 @@ def test_columns_go_with_the_transaction_and_are_dropped_with_it(stage: Stage) -
     stage.becomes(*rows, "last")
 
 
-def test_offsets_go_with_the_transaction(stage: Stage) -> None:
+def test_offsets_are_committed_and_aborted_with_the_transaction(stage: Stage) -> None:
     producer, servers = stage.started(), stage.cluster.servers
     group, offsets = f"{stage.id}-group", {TopicPartition(stage.topic, 0): (5, "rows=10")}
     producer.send_offsets_to_transaction(offsets, group)
@@ -174,7 +174,7 @@ def test_offsets_go_with_the_transaction(stage: Stage) -> None:
     assert committed_offset(servers, group, stage.topic) == (5, "rows=10")
 
 
-def test_empty_transactions_end_well(stage: Stage) -> None:
+def test_empty_transactions_end_without_error(stage: Stage) -> None:
     producer = stage.started()
     producer.commit_transaction()
     producer.begin_transaction()
@@ -199,7 +199,7 @@ def test_a_newer_producer_fences_an_older_one(stage: Stage) -> None:
     stage.becomes("new")
 
 
-def test_an_older_producer_that_goes_on_sending_is_refused(stage: Stage) -> None:
+def test_fenced_producer_cannot_send_more(stage: Stage) -> None:
     old = stage.started()
     old.send(stage.topic, "old", partition=0).result(30)
     stage.producer().init_transactions()
@@ -210,7 +210,7 @@ def test_an_older_producer_that_goes_on_sending_is_refused(stage: Stage) -> None
     stage.becomes()
 
 
-def test_a_record_that_is_refused_costs_the_transaction_and_no_more(stage: Stage) -> None:
+def test_refused_record_aborts_only_its_transaction(stage: Stage) -> None:
     small = f"{stage.topic}-small"
     stage.cluster.admin.create_topic(small, 1, 1, {"max.message.bytes": 1_000})
     producer = stage.producer()
@@ -232,7 +232,7 @@ def test_a_record_that_is_refused_costs_the_transaction_and_no_more(stage: Stage
     stage.becomes("a", "b", "c")
 
 
-def test_closing_aborts_what_is_open_and_leaves_what_is_prepared(stage: Stage) -> None:
+def test_close_aborts_an_open_transaction_and_keeps_a_prepared_one(stage: Stage) -> None:
     producer = stage.started()
     producer.send(stage.topic, "open", partition=0).result(30)
     producer.close()
@@ -244,20 +244,20 @@ def test_closing_aborts_what_is_open_and_leaves_what_is_prepared(stage: Stage) -
     stage.becomes("prepared")
 
 
-def test_a_time_out_above_the_brokers_is_refused(stage: Stage) -> None:
+def test_timeout_above_the_brokers_maximum_is_refused(stage: Stage) -> None:
     producer = stage.producer(**{"transaction.timeout.ms": 16 * 60_000})
     with pytest.raises(InvalidTransactionTimeoutError, match=r"transaction\.max\.timeout\.ms"):
         producer.init_transactions()
 
 
 @own_clusters
-def test_a_transaction_that_outlives_its_time_out_is_never_committed(stage: Stage) -> None:
+def test_transaction_after_its_timeout_is_never_committed(stage: Stage) -> None:
     late = stage.started(**{"transaction.timeout.ms": 1_000})
     late.send(stage.topic, "late", partition=0).result(30)
     other = stage.producer(**{"transactional.id": f"{stage.id}-other"})
     other.init_transactions()
     stage.commit(other, "other")
-    assert stage.committed() == []  # held up by the one that is open
+    assert stage.committed() == []  # readers wait for the open transaction
     stage.becomes("other", within_s=5)
     with pytest.raises((ProducerFencedError, InvalidTxnStateError), match=stage.id):
         late.commit_transaction()
@@ -285,11 +285,11 @@ for (values, is_empty), committed in work:
 
 
 def end_elsewhere(servers: str, *work: tuple[PreparedTransaction, bool]) -> subprocess.CompletedProcess[str]:
-    """End prepared transactions, True to commit, in a process of its own."""
+    """End prepared transactions in a new process, where True means commit."""
     return run_strictly(DRIVER, servers, json.dumps(work))
 
 
-def test_another_process_ends_what_tasks_have_prepared(cluster: Cluster, start_producer: StartProducer) -> None:
+def test_another_process_ends_prepared_transactions(cluster: Cluster, start_producer: StartProducer) -> None:
     kept, dropped = Stage(cluster, start_producer), Stage(cluster, start_producer)
     task, to_keep = kept.prepared("a", "b")
     other, to_drop = dropped.prepared("c")
@@ -308,7 +308,7 @@ def test_another_process_ends_what_tasks_have_prepared(cluster: Cluster, start_p
     dropped.becomes("next")
 
 
-def test_what_was_ended_elsewhere_cannot_be_turned_round(stage: Stage) -> None:
+def test_transaction_committed_elsewhere_cannot_be_aborted(stage: Stage) -> None:
     _, prepared = stage.prepared("a")
     driver = end_elsewhere(stage.cluster.servers, (prepared, True), (prepared, False))
     assert driver.returncode == 1
@@ -327,7 +327,7 @@ def test_a_prepared_transaction_is_lost_to_a_newer_producer(stage: Stage) -> Non
     stage.becomes("b")
 
 
-def test_who_resumed_begins_its_own_transactions_after_an_init(stage: Stage) -> None:
+def test_resuming_producer_begins_transactions_only_after_init(stage: Stage) -> None:
     _, prepared = stage.prepared("a")
     driver = stage.producer()
     driver.resume_transaction(prepared)
@@ -340,11 +340,11 @@ def test_who_resumed_begins_its_own_transactions_after_an_init(stage: Stage) -> 
     stage.becomes("a", "b", "c")
 
 
-# ---- the coordinator goes --------------------------------------------------------------------------------------------
+# ---- a restart of the coordinator -----------------------------------------------------------------------------------
 
 
 @own_clusters
-def test_a_coordinator_that_restarts_in_mid_transaction_costs_nothing(stage: Stage) -> None:
+def test_coordinator_restart_during_a_transaction_loses_nothing(stage: Stage) -> None:
     kafka = stage.cluster.kafka
     assert kafka is not None
     producer = stage.started()

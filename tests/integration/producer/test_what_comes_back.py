@@ -1,4 +1,4 @@
-"""What is sent is what librdkafka reads, with every checksum checked."""
+"""librdkafka reads exactly the sent records, and checks every checksum."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def keyed(rows: list[Sent]) -> list[Sent]:
 
 
 def unkeyed(rows: list[Sent]) -> list[Sent]:
-    """The rows of a block that may go to any partition keep no order with those that may not."""
+    """The rows of a block for any partition; their order against rows with a partition is open."""
     return [row for row in rows if row[0] is None]
 
 
@@ -74,7 +74,7 @@ def send_columns(producer: KafkaProducer, topic: str) -> None:
     producer.flush(30)
     assert errors == []
     ends = 0
-    for run in runs:  # callbacks come in the order of a partition's offsets, without a gap
+    for run in runs:  # callbacks follow a partition's offsets without a gap
         assert (run.topic, run.partition, run.base_offset, run.timestamp_ms) == (topic, 0, ends, -1)
         ends += run.record_count
     assert ends == len(ROWS)
@@ -82,7 +82,7 @@ def send_columns(producer: KafkaProducer, topic: str) -> None:
 
 @pytest.mark.parametrize("send", [send_rows, send_columns])
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_every_field_comes_back_as_it_was_sent(
+def test_every_field_arrives_unchanged(
     broker: Admin,
     make_topic: MakeTopic,
     start_producer: StartProducer,
@@ -102,7 +102,7 @@ def test_every_field_comes_back_as_it_was_sent(
     assert {batch.codec.name for batch in batches} == {codec}
 
 
-def test_a_topic_with_log_append_time_stamps_the_records_and_tells_so(
+def test_log_append_time_is_in_the_records_and_the_futures(
     broker: Admin, make_topic: MakeTopic, start_producer: StartProducer
 ) -> None:
     topic = make_topic(config={"message.timestamp.type": "LogAppendTime"})
@@ -125,7 +125,7 @@ def test_a_topic_with_log_append_time_stamps_the_records_and_tells_so(
     assert all(before_ms <= message.timestamp()[1] <= after_ms for message in messages)
 
 
-def test_without_a_timestamp_a_record_has_the_time_of_its_send(
+def test_record_without_timestamp_has_its_send_time(
     broker: Admin, make_topic: MakeTopic, start_producer: StartProducer
 ) -> None:
     topic = make_topic()
@@ -142,7 +142,7 @@ def test_without_a_timestamp_a_record_has_the_time_of_its_send(
 
 
 @pytest.mark.parametrize("acks", ["all", "1", "0"])
-def test_acks_decide_whether_offsets_are_told_and_whether_batches_are_numbered(
+def test_acks_determine_known_offsets_and_sequence_numbers(
     broker: Admin, make_topic: MakeTopic, start_producer: StartProducer, acks: str
 ) -> None:
     topic = make_topic()
@@ -166,7 +166,7 @@ def test_acks_decide_whether_offsets_are_told_and_whether_batches_are_numbered(
 
 
 def read_until(broker: Admin, topic: str, count: int) -> list[Message]:
-    """With acks=0 a flush returns when the records are on their way: wait until they are there."""
+    """Read until the records are there: with acks=0 a flush returns as soon as they are sent."""
     deadline = time.monotonic() + 30
     while len(messages := read_topic(broker.bootstrap_servers, topic)) < count:
         assert time.monotonic() < deadline, f"{len(messages)} of {count} records"

@@ -1,6 +1,7 @@
-"""A job of a user's: writes, stops a stream in mid-batch, and ends its session, looking at what is left on the way.
+"""A user's job that writes, stops a stream during a batch and ends its session, and on the way looks for
+leftovers.
 
-`python leftovers_job.py SERVERS TOPIC FOLDER` prints what it sees as JSON lines: [when, [what]].
+`python leftovers_job.py SERVERS TOPIC FOLDER` prints them as JSON lines: [when, [what]].
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def session() -> SparkSession:
 
 
 def connected(port: int) -> list[str]:
-    """The Python workers that have a connection to the broker."""
+    """The Python workers with a connection to the broker."""
     return [str(each) for each in Look.at(port).pythons if each.connections]
 
 

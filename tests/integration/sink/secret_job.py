@@ -1,5 +1,5 @@
-"""A Spark application that writes with secrets in its options, then asks Spark's own UI for all that it shows.
-Everything is as loud as it can be. Arguments: a JSON object. `kind` says what it does:
+"""A Spark application that writes with secrets in its options, then reads everything that Spark's own UI shows. All
+loggers are at their most verbose level. Its argument is a JSON object, in which `kind` selects what it does:
 
 classic: writes in every way, and is refused with a wrong password.
 view: writes into a TEMPORARY VIEW whose OPTIONS hold the secrets.
@@ -73,7 +73,7 @@ def write_in_every_way(spark: SparkSession, frame: DataFrame, options: dict[str,
 
 
 def stream(spark: SparkSession, frame: DataFrame, folder: Path, ways: dict[str, object]) -> None:
-    """`ways`: the options of a format, or what the method of that name takes."""
+    """Run a stream; `ways` has the options of a format, or the argument for the method of that name."""
     frame.write.parquet(str(folder / "rows"))
     rows = spark.readStream.schema(frame.schema).parquet(str(folder / "rows"))
     for name, given in ways.items():
@@ -116,7 +116,7 @@ def be_refused(frame: DataFrame, options: dict[str, str], wrong: dict[str, str])
 
 
 def show_ui(port: str) -> None:
-    """Print all that the UI shows; the page of Connect is there only with a Connect server."""
+    """Print everything that the UI shows. Only a Connect server has the page of Connect."""
     ui = f"http://127.0.0.1:{port}"
     (application,) = json.loads(read(f"{ui}/api/v1/applications"))
     rest = f"{ui}/api/v1/applications/{application['id']}"

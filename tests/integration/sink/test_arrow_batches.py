@@ -1,4 +1,6 @@
-"""How large Spark's Arrow batches are under `KafkaSink.write`, whose limits hold, and that padding changes nothing."""
+"""The size of Spark's Arrow batches under `KafkaSink.write`, the limits that set it, and padding, which changes no
+record.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def large_write(mean_bytes: float) -> LastWrite:
 
 
 def batches(df: DataFrame, last: LastWrite | None = None) -> list[tuple[int, int, int]]:
-    """Rows, records and bytes of each Arrow batch in which `df` comes to a task."""
+    """The rows, records and bytes of each Arrow batch of `df` in a task."""
 
     def measure(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in given:
@@ -56,7 +58,7 @@ def values(spark: SparkSession, rows: int, value: str) -> DataFrame:
     ],
 )
 @pytest.mark.parametrize("columns", [["value"], ["value", "CAST(NULL AS array<string>) AS headers"]])
-def test_a_batch_takes_four_megabytes_and_a_row(
+def test_batch_holds_four_megabytes_and_one_row(
     spark: SparkSession, rows: int, value: str, most_batches: int, has_padding: bool, columns: list[str]
 ) -> None:
     found = batches(values(spark, rows, value).selectExpr(*columns))
@@ -93,7 +95,7 @@ def test_records_of_known_size_need_no_padding(spark: SparkSession) -> None:
         assert [rows for rows, records, _ in batches(frame, large_write(1.1 * size)) if rows == records] == counts
 
 
-def test_after_a_small_write_spark_looks_at_its_buffers(spark: SparkSession) -> None:
+def test_after_a_small_write_spark_measures_its_buffers(spark: SparkSession) -> None:
     frame, last = values(spark, 40, "rpad(cast(id AS STRING), 900000, 'x')"), LastWrite(1_000, 100_000)
     with batch_limits(frame, last) as limited:
         assert limited is frame
@@ -106,7 +108,7 @@ def test_padding_of_a_huge_row_ends_one_batch(spark: SparkSession) -> None:
 
 
 def test_known_sizes_do_not_change_generated_code(spark: SparkSession) -> None:
-    """For new code is slow until the JVM has compiled it."""
+    """New code is slow until the JVM has compiled it."""
 
     def code(last: LastWrite | None) -> str:
         frame = values(spark, 10, "cast(id AS STRING)").selectExpr("value", "value AS key")
@@ -129,7 +131,7 @@ def test_keys_topics_and_headers_count_too(spark: SparkSession) -> None:
         assert max(size for _, _, size in found) <= 4 * MIB + 200_000, column
 
 
-def test_rows_come_through_padding_as_they_were(spark: SparkSession) -> None:
+def test_padding_does_not_change_rows(spark: SparkSession) -> None:
     size = "CAST(CASE WHEN id % 7 = 0 THEN 20000 WHEN id % 3 = 0 THEN id % 2000 ELSE 10 END AS INT)"
     rows = spark.range(0, 9_000, 1, 1).selectExpr(
         f"if(id % 11 = 0, NULL, CAST(rpad(cast(id AS STRING), {size}, 'v') AS BINARY)) AS value",
@@ -164,14 +166,14 @@ def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
         spark.conf.unset(name)
 
 
-def test_a_limit_of_rows_that_somebody_set_stays(spark: SparkSession, conf: Callable[[str, str], None]) -> None:
+def test_row_limit_of_the_user_stays(spark: SparkSession, conf: Callable[[str, str], None]) -> None:
     conf(RECORDS, "77")
     found = batches(values(spark, 200, "rpad('x', 1000, 'y')"), large_write(100))
     assert [(rows, records) for rows, records, _ in found] == [(77, 77), (77, 77), (46, 46)]
     assert max(records for _, records, _ in batches(values(spark, 20, "rpad('x', 900000, 'y')"))) == 5
 
 
-def test_a_limit_of_bytes_that_somebody_set_stays(spark: SparkSession, conf: Callable[[str, str], None]) -> None:
+def test_byte_limit_of_the_user_stays(spark: SparkSession, conf: Callable[[str, str], None]) -> None:
     conf(BYTES, "10000")
     found = batches(values(spark, 100, "rpad('x', 1000, 'y')"), large_write(100))
     assert {rows == records for rows, records, _ in found} == {True}
@@ -179,7 +181,7 @@ def test_a_limit_of_bytes_that_somebody_set_stays(spark: SparkSession, conf: Cal
 
 
 def sizes_before(df: DataFrame) -> DataFrame:
-    """A row for each Arrow batch in which `df` comes to a Python function: its rows and bytes."""
+    """One row with the number of rows and bytes of each Arrow batch of `df` that a Python function gets."""
 
     def measure(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in given:
@@ -197,7 +199,7 @@ def sizes_before(df: DataFrame) -> DataFrame:
 def test_python_function_before_write_gets_no_larger_batches(
     spark: SparkSession, come: Callable[[DataFrame], DataFrame], last: LastWrite | None
 ) -> None:
-    """Bug: its rows came without a limit of bytes, 4,000 of 700 KB in one batch, of which the JVM died."""
+    """Bug: the function got its rows without a limit of bytes: 4,000 of 700 KB in one batch, which killed the JVM."""
     for rows, value in ((1_500, "rpad('x', 100000, 'y')"), (15_000, "'x'")):
         df = come(sizes_before(values(spark, rows, value)))
         with batch_limits(df, last) as limited:
@@ -208,7 +210,7 @@ def test_python_function_before_write_gets_no_larger_batches(
         assert max(size for _, size in sizes) <= 64 * MIB + 200_000
 
 
-def test_rows_are_counted_where_no_python_function_comes_before(spark: SparkSession) -> None:
+def test_rows_are_counted_without_an_earlier_python_function(spark: SparkSession) -> None:
     numbers = spark.range(3)
     spark.udf.register("in_python", str)
     spark.udtf.register("table_in_python", udtf(TableInPython, returnType="value STRING"))
@@ -242,7 +244,7 @@ def test_rows_are_counted_where_no_python_function_comes_before(spark: SparkSess
 def test_rows_of_stream_without_python_functions_are_counted(
     spark: SparkSession, tmp_path: Path, come: Callable[[DataFrame], DataFrame], is_counted: bool
 ) -> None:
-    """The batch itself is an RDD to Spark, and shows no plan."""
+    """To Spark the batch itself is an RDD, which shows no plan."""
     spark.range(10).selectExpr("id AS value").write.parquet(str(tmp_path / "in"))
     stream = come(spark.readStream.schema("value BIGINT").parquet(str(tmp_path / "in")))
     seen: list[bool] = []
@@ -252,14 +254,14 @@ def test_rows_of_stream_without_python_functions_are_counted(
         for df in (batch, batch.selectExpr("upper(value) AS value"), batch.unionAll(of_other_rdd)):
             with batch_limits(df) as limited:
                 seen.append(IS_RECORD in limited.columns)
-        batch.collect()  # state that is not written ends a stream
+        batch.collect()  # a stream ends if its state is not written
 
     query = stream.writeStream.outputMode("update").foreachBatch(look).trigger(availableNow=True)
     query.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
     assert seen == [is_counted] * 3
 
 
-def test_nothing_is_left_and_other_threads_see_nothing(spark: SparkSession) -> None:
+def test_no_setting_remains_or_reaches_other_threads(spark: SparkSession) -> None:
     context = spark.sparkContext
     context.setLocalProperty(RECORDS, "5")
     seen: list[str | None] = []

@@ -1,4 +1,4 @@
-"""`format("kafka_sink")`, by Spark, into a real broker and back."""
+"""`format("kafka_sink")`: Spark writes to a real broker, and the test reads the records back."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def options_of(kafka: Admin | EmbeddedKafka, **options: str) -> dict[str, str]:
 
 @pytest.fixture
 def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
-    """Sets a setting of the session for this test. One that nobody had set is unset again, not set to its default:
-    `KafkaSink.write` leaves alone what somebody has set."""
+    """Change a setting of the session for this test. A setting without a value is unset afterwards, not set to its
+    default, because `KafkaSink.write` does not change settings of the user.
+    """
     was: dict[str, str | None] = {}
 
     def set_(key: str, value: str) -> None:
@@ -79,7 +80,7 @@ def write(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, s
 
 
 @pytest.mark.parametrize("uses_large_types", ["false", "true"])
-def test_every_column_arrives_as_it_was(
+def test_every_column_arrives_unchanged(
     spark: SparkSession,
     kafka_broker: Admin,
     new_topic: Callable[..., str],
@@ -166,7 +167,7 @@ def test_wrong_options_are_refused_before_any_task(
 
 @pytest.mark.parametrize("mode", ["error", "errorifexists", "ignore", "overwrite"])
 def test_only_append_is_a_save_mode(spark: SparkSession, mode: str) -> None:
-    """Spark itself refuses all but two for any Python source, also errorIfExists, which its own sink takes."""
+    """Spark itself refuses all but two modes for any Python source, also errorIfExists, which its own sink accepts."""
     writer = spark.range(1).selectExpr("'v' AS value").write.format("kafka_sink").mode(mode)
     text = "Save mode Overwrite not allowed" if mode == "overwrite" else "UNSUPPORTED_DATA_SOURCE_SAVE_MODE"
     with pytest.raises(AnalysisException, match=text):
@@ -184,7 +185,7 @@ def test_path_is_accepted_and_partition_columns_are_refused(
         writer.partitionBy("value").save()
 
 
-def test_a_read_says_that_there_is_none(spark: SparkSession) -> None:
+def test_read_is_refused(spark: SparkSession) -> None:
     with pytest.raises(AnalysisException, match="kafka_sink writes only"):
         spark.read.format("kafka_sink").load()
 
@@ -214,7 +215,7 @@ def test_thread_without_session_does_not_find_the_format(spark: SparkSession, ka
 
 
 class Files:
-    """A stream of JSON files, one micro-batch each, of rows with the numbers from `first` on as `value`."""
+    """A stream of JSON files, one for each micro-batch, with `value` numbered from `first` on."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self._spark = spark
@@ -248,7 +249,7 @@ def counts(stream: DataFrame) -> DataFrame:
     return total.selectExpr("key", "CAST(count AS STRING) AS value")
 
 
-def test_output_mode_complete_appends_the_whole_result_with_every_batch(
+def test_output_mode_complete_appends_the_whole_result(
     spark: SparkSession, kafka_broker: Admin, topic: str, files: Files, sink_stream: Any
 ) -> None:
     files.add(0)
@@ -309,10 +310,10 @@ def test_query_progress_has_rows_and_observed_metrics(
 # ---- failures ------------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_upstream_in_mid_partition_never_counts_as_success(
+def test_failure_upstream_inside_a_partition_is_no_success(
     spark: SparkSession, kafka_broker: Admin, topic: str, files: Files, sink_stream: Any, tmp_path: Path
 ) -> None:
-    files.add(0, count=30_000)  # three Arrow batches: the failure comes after the first is with the sink
+    files.add(0, count=30_000)  # three Arrow batches: the failure comes after the sink has the first
     options = options_of(kafka_broker, topic=topic)
     broken = files.stream().selectExpr("if(value = '15000', raise_error('upstream broke'), value) AS value")
     query = sink_stream(broken, options).trigger(availableNow=True).start()
@@ -326,7 +327,7 @@ def test_a_failure_upstream_in_mid_partition_never_counts_as_success(
     assert set(map(int, got)) == set(range(30_000))
 
 
-def test_refused_row_fails_the_query_with_our_error(
+def test_refused_row_fails_the_query_with_the_sinks_error(
     spark: SparkSession, kafka_broker: Admin, topic: str, files: Files, sink_stream: Any
 ) -> None:
     files.add(0)
@@ -339,7 +340,7 @@ def test_refused_row_fails_the_query_with_our_error(
 def test_a_stream_may_have_a_name(
     spark: SparkSession, kafka_broker: Admin, topic: str, files: Files, sink_stream: Any
 ) -> None:
-    """Spark puts it among the writer's options."""
+    """Spark adds the name to the writer's options."""
     files.add(0)
     writer = sink_stream(files.stream(), options_of(kafka_broker, topic=topic)).queryName("orders to kafka")
     writer.trigger(availableNow=True).start().awaitTermination()
@@ -354,7 +355,7 @@ def test_query_stopped_during_a_batch_loses_no_row(
     conf: Callable[[str, str], None],
     tmp_path: Path,
 ) -> None:
-    """Nothing but what the pools of idle workers keep anyway: in each one producer, with its thread and connections."""
+    """Only the pools of idle workers remain: each has one producer, with its thread and connections."""
     kafka = own_kafka()
     kafka.create_topic("orders")
     port = int(kafka.bootstrap_servers.rpartition(":")[2])
@@ -364,7 +365,7 @@ def test_query_stopped_during_a_batch_loses_no_row(
     def slow_from_3000_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(batches):
             if int(batch.column(0)[0].as_py()) >= 3_000:
-                if number == 2:  # what came before is with the sink
+                if number == 2:  # the sink has the earlier rows
                     (tmp_path / "busy" / str(os.getpid())).touch()
                 time.sleep(1)
             yield batch
@@ -394,7 +395,7 @@ def test_query_stopped_during_a_batch_loses_no_row(
     def left() -> list[str]:
         now = Look.at(port)
         connected = [str(each) for each in now.pythons if each.connections]
-        too_many = connected if len(connected) > len(stopped) - 2 else []  # two tasks were writing
+        too_many = connected if len(connected) > len(stopped) - 2 else []  # two tasks wrote at that time
         return now.more_than(before) + too_many + [f"stopped {each}" for each in now.pythons if each.pid in busy]
 
     await_none(left)
@@ -413,7 +414,7 @@ producer_pool.IDLE_MS = 2_000
 
 @pytest.mark.slow
 def test_pooled_producers_close_when_idle_and_with_the_session(kafka_broker: Admin, topic: str, tmp_path: Path) -> None:
-    """leftovers_job.py, which fails where more is left; here is what it saw in between."""
+    """leftovers_job.py fails by itself if more remains; this test checks its output in between."""
     source = Path(__file__).with_name("leftovers_job.py").read_text()
     (tmp_path / "sitecustomize.py").write_text(SOON_IDLE)
     path = os.pathsep.join((str(tmp_path), str(Path(__file__).parents[2])))

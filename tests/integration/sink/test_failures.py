@@ -1,4 +1,4 @@
-"""What cannot be delivered fails the task, within its limit, with a text that names the thing and what to change."""
+"""Undeliverable rows fail the task within its limit, with an error that names the object and the setting to change."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_too_large_value_fails_the_task(
     assert "max.message.bytes" in text
 
 
-def test_bad_row_fails_one_task_and_not_the_next(spark: SparkSession, kafka_broker: Admin, topic: str) -> None:
+def test_bad_row_fails_only_its_own_task(spark: SparkSession, kafka_broker: Admin, topic: str) -> None:
     sink = sink_of(kafka_broker.bootstrap_servers, topic=topic)
     frame = spark.range(20_000).selectExpr("if(id = 15000, repeat('x', 2000000), CAST(id AS STRING)) AS value")
     assert failure_of(frame, sink).startswith("RecordTooLargeError: ")
@@ -64,14 +64,12 @@ def test_bad_row_fails_one_task_and_not_the_next(spark: SparkSession, kafka_brok
     assert got.where("CAST(CAST(value AS STRING) AS INT) < 100").distinct().count() == 100
 
 
-def test_a_topic_that_is_missing_fails_within_max_block_ms(
-    spark: SparkSession, own_kafka: Callable[..., EmbeddedKafka]
-) -> None:
+def test_missing_topic_fails_within_max_block_ms(spark: SparkSession, own_kafka: Callable[..., EmbeddedKafka]) -> None:
     kafka = own_kafka(properties={"auto.create.topics.enable": "false"})
     sink = sink_of(kafka.bootstrap_servers, topic="nobody-made-it", **{"kafka.max.block.ms": "1500"})
     started = time.monotonic()
     text = failure_of(numbers(spark), sink)
-    assert time.monotonic() - started < 30  # max.block.ms is 60 s by itself
+    assert time.monotonic() - started < 30  # the default of max.block.ms is 60 s
     assert text.startswith("KafkaTimeoutError: Topic nobody-made-it is not in the metadata within max.block.ms=1500")
     assert "create it" in text
 
@@ -80,7 +78,7 @@ def test_a_wrong_address_fails_within_max_block_ms(spark: SparkSession) -> None:
     sink = sink_of("127.0.0.1:1", topic="orders", **{"kafka.max.block.ms": "1500"})
     started = time.monotonic()
     text = failure_of(numbers(spark), sink)
-    assert time.monotonic() - started < 30  # max.block.ms is 60 s by itself
+    assert time.monotonic() - started < 30  # the default of max.block.ms is 60 s
     assert text.startswith("KafkaTimeoutError: ")
     assert "bootstrap.servers=127.0.0.1:1" in text
 
@@ -163,7 +161,7 @@ def test_broker_restart_during_a_stream_loses_no_row(
         assert query.isActive, query.exception()
         time.sleep(0.02)
 
-    kafka.suspend_node(1)  # what a task sends now has no answer when the broker dies
+    kafka.suspend_node(1)  # records sent now have no response when the broker dies
     time.sleep(1)
     kafka.kill_node(1)
     time.sleep(5)

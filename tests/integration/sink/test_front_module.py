@@ -1,4 +1,4 @@
-"""Spark's search for data sources where the packages of `kafka_sink` are broken."""
+"""Spark's search for data sources when the packages of `kafka_sink` are broken."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ spark.stop()
 """
 
 
-def test_missing_package_costs_kafka_sink_and_no_other_source(tmp_path: Path) -> None:
+def test_missing_package_disables_only_kafka_sink(tmp_path: Path) -> None:
     (tmp_path / "pyspark_aa_neighbour.py").write_text(NEIGHBOUR)
     (tmp_path / "kio.py").write_text("raise ModuleNotFoundError(\"No module named 'kio'\", name='kio')\n")
     done = run_script(JOB, tmp_path, PYTHONPATH=str(tmp_path))

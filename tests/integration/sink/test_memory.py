@@ -1,5 +1,5 @@
-"""A worker takes never more than buffer.memory and 150 MB: however many rows, however large the values, however slow
-the broker.
+"""A worker never needs more than buffer.memory and 150 MB, for any number of rows, any size of values, and any slow
+broker.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ Write = Callable[[KafkaSink, DataFrame], object]
 
 
 def peak_bytes(workers_of: str) -> list[int]:
-    """Of the workers with this in their environment. Asked from outside: Spark has others for functions of rows than
-    for functions of Arrow batches, and a task of this test's own would come to new ones.
+    """The peak memory of the workers with this variable in their environment, measured from outside. Spark uses
+    different workers for functions of rows and for functions of Arrow batches, and a task of this test would run in new
+    ones.
     """
     workers = [each for each in python_workers(os.getpid()) if each.environ().get(WORKERS_OF) == workers_of]
     texts = [Path(f"/proc/{each.pid}/status").read_text() for each in workers]
@@ -62,7 +63,7 @@ def test_workers_of_a_stalled_broker_keep_within_their_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows, value_bytes = values
-    # Workers of another environment are other workers: what ran in these tests' before does not count.
+    # A different environment means different workers, so earlier tests do not count.
     workers_of = str(uuid4())
     monkeypatch.setitem(spark.sparkContext.environment, WORKERS_OF, workers_of)
     kafka = own_kafka()

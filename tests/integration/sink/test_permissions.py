@@ -1,4 +1,4 @@
-"""The least permissions of exactly-once delivery, as docs/security.md has them, on a broker that checks them."""
+"""The least permissions of exactly-once delivery, as docs/security.md lists them, on a broker with an authorizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def test_each_missing_permission_is_named_and_all_suffice(
     secured_broker: SecuredBroker, spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Grants what each refusal names, in the order in which they come, until the write goes through.
+    """Grant each permission that a refusal names, in that order, until the write succeeds.
 
     DESCRIBE_CONFIGS on the decision topic is not needed: a warning names it.
     """

@@ -1,4 +1,4 @@
-"""A DataFrame, written by rows and by columns, read back from a real broker: the same."""
+"""A DataFrame is written by rows and by columns, and a real broker returns the same records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Write = Callable[[DataFrame, KafkaSink], None]
 
 @pytest.fixture(params=["foreach", "foreachPartition", "foreachBatch", "write", "write_batch"])
 def write(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Write:
-    """Each way by which rows reach the sink."""
+    """Each way to hand rows to the sink."""
 
     def as_stream(frame: DataFrame, sink: KafkaSink) -> None:
         frame.write.parquet(str(tmp_path / "rows"))
@@ -66,7 +66,7 @@ def rows_with_every_column(spark: SparkSession, topic: str) -> DataFrame:
     )
 
 
-def test_every_column_arrives_as_it_was(
+def test_every_column_arrives_unchanged(
     spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str], write: Write
 ) -> None:
     topic = new_topic(partitions=4)
@@ -101,7 +101,7 @@ def test_strings_arrive_as_utf8_with_the_current_time(
 
 
 @pytest.mark.parametrize("kind", ["TIMESTAMP_LTZ", "TIMESTAMP_NTZ"])
-def test_write_takes_timestamps_where_session_type_has_no_zone(
+def test_write_accepts_timestamps_if_the_session_type_has_no_zone(
     spark: SparkSession, kafka_broker: Admin, topic: str, kind: str
 ) -> None:
     session = spark.newSession()
@@ -148,17 +148,15 @@ def test_rows_of_one_key_stay_in_order_on_one_partition(
 
 
 @pytest.mark.parametrize("acks", ["0", "1"])
-def test_fewer_acknowledgements_may_be_asked_for(
-    spark: SparkSession, kafka_broker: Admin, topic: str, acks: str
-) -> None:
+def test_weaker_acks_are_accepted(spark: SparkSession, kafka_broker: Admin, topic: str, acks: str) -> None:
     sink = sink_of(kafka_broker, topic=topic, **{"kafka.acks": acks})
     spark.range(1_000).selectExpr("CAST(id AS STRING) AS value").foreachPartition(sink.write_partition)
-    deadline = time.monotonic() + 20  # with acks=0 the broker says nothing, so the rows may come after the task's end
+    deadline = time.monotonic() + 20  # with acks=0 there is no response, so rows may arrive after the task's end
     while topic_frame(spark, kafka_broker.bootstrap_servers, topic, "value").distinct().count() < 1_000:
         assert time.monotonic() < deadline
 
 
-def test_values_close_to_the_limit_pass_in_any_mixture(spark: SparkSession, kafka_broker: Admin, topic: str) -> None:
+def test_large_and_small_values_mixed_arrive(spark: SparkSession, kafka_broker: Admin, topic: str) -> None:
     frame = spark.range(60).selectExpr(
         "CAST(id AS STRING) AS key", "encode(repeat('x', if(id % 2 = 0, 900000, 10)), 'utf-8') AS value"
     )
@@ -184,7 +182,7 @@ def test_consecutive_tasks_of_a_worker_share_one_producer(spark: SparkSession, k
     assert len(set(found)) == len(workers) <= 2
 
 
-def test_a_killed_worker_leaves_nothing_in_the_way(spark: SparkSession, kafka_broker: Admin, topic: str) -> None:
+def test_writes_continue_after_a_killed_worker(spark: SparkSession, kafka_broker: Admin, topic: str) -> None:
     sink = sink_of(kafka_broker, topic=topic)
 
     def killed(rows: Iterator[Row]) -> None:
@@ -219,9 +217,9 @@ def test_batch_size_follows_sizes_of_last_write(
     small = spark.range(101_000).selectExpr("rpad(CAST(id AS STRING), 100, 'x') AS value")
     large = spark.range(50).selectExpr("rpad(CAST(id AS STRING), 9000, 'x') AS value")
     for frame in (small, small.where("1 = 0"), small, large, small):
-        sink_of(kafka_broker, topic=topic).write(frame)  # each time another sink, as in a function for foreachBatch
+        sink_of(kafka_broker, topic=topic).write(frame)  # a new sink each time, as in a function for foreachBatch
     assert known[0] is None
-    assert known[1] == known[2]  # numbers of records take more or fewer bytes, as their batches fall
+    assert known[1] == known[2]  # the bytes of record offsets depend on their batches
     means = [(last.records, last.bytes / last.records) for last in known if last is not None]
     assert [records for records, _ in means] == [101_000, 101_000, 101_000, 50]
     assert all(100 < mean < 120 for _, mean in means[:-1])

@@ -1,4 +1,4 @@
-"""Secrets in the options, hunted for wherever a Spark application leaves something behind."""
+"""A Spark application with secrets in its options; the tests look for them in everything that it leaves behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DOCUMENTED = dict(
 
 @dataclass(frozen=True)
 class Hunt:
-    """What an application printed and wrote, and what must be in none of it."""
+    """An application's output and files, which must hold none of the secrets."""
 
     folder: Path
     printed: str
@@ -48,7 +48,7 @@ class Hunt:
 
 @dataclass(frozen=True)
 class Stage:
-    """A broker with a topic that one user may write to, and that user's options."""
+    """A broker with a topic that only one user may write to, and that user's options."""
 
     broker: SecuredBroker
     topic: str
@@ -105,7 +105,7 @@ def stage(secured_broker: SecuredBroker, tmp_path: Path, request: pytest.Fixture
         Permission("User:dora", "describe", "topic", topic),
         Permission("User:dora", "idempotent_write", "cluster"),
     )
-    key = rsa.generate_private_key(65_537, 2_048)  # so long that Spark cuts it off in its log, before its end
+    key = rsa.generate_private_key(65_537, 2_048)  # so long that Spark truncates it in its log
     identity = secured_broker.authority.issue("dora", key=key)
     pem = identity.key_pem(KEY_CANARY)
     jaas = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="dora" password="{CANARY}";'
@@ -140,7 +140,7 @@ def test_classic_spark_leaves_no_secret_behind(stage: Stage) -> None:
 
 @pytest.mark.slow
 def test_connect_leaves_no_secret_of_kafkasink_behind(stage: Stage) -> None:
-    """Without a setting of Spark's: a `KafkaSink` travels pickled."""
+    """This needs no Spark setting: a `KafkaSink` is sent pickled."""
     hunt = stage.run("connect-sink", {})
     assert stage.written() == 2 * 10
     hunt.assert_nothing_is_left()
@@ -149,7 +149,9 @@ def test_connect_leaves_no_secret_of_kafkasink_behind(stage: Stage) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "writes"), [("view", 1), ("connect-format", 3)])
 def test_the_documented_redaction_hides_options_in_plans(stage: Stage, kind: str, writes: int) -> None:
-    """Bug: the password in seven fields of a Connect server's event log, and the key of a view on classic Spark."""
+    """Bug: seven fields of a Connect server's event log held the password, and classic Spark showed the key of a
+    view.
+    """
     assert len(DOCUMENTED) == 2
     hunt = stage.run(kind, DOCUMENTED)
     assert stage.written() == writes * 10

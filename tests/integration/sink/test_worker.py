@@ -1,4 +1,4 @@
-"""What a task does to Spark's own connection."""
+"""A task's effect on Spark's own connection."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from spark_kafka_sink.sink.worker import acknowledge_now
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="acknowledgements are put off for 40 ms by Linux")
-def test_the_connection_that_rows_come_by_is_among_those_acknowledged(spark: SparkSession) -> None:
+def test_sparks_connection_to_the_worker_is_acknowledged(spark: SparkSession) -> None:
     def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        acknowledged = acknowledge_now()  # as each delivery begins with
+        acknowledged = acknowledge_now()  # as at the start of each delivery
         yield pa.record_batch({"rows": [sum(batch.num_rows for batch in batches)], "acknowledged": [acknowledged]})
 
     (found,) = spark.range(0, 10, 1, 1).mapInArrow(count, "rows BIGINT, acknowledged BIGINT").collect()

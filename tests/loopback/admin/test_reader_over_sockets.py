@@ -1,4 +1,4 @@
-"""The client from `connect` on over real sockets, against the scripted cluster."""
+"""The driver's client over real sockets, from `connect` on, against the scripted cluster."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_topic_is_read_whole(server: ScriptedServer) -> None:
         assert count(topic_reader) == [BATCHES] * PARTITIONS
 
 
-def test_a_bootstrap_server_that_is_down_is_passed_over(server: ScriptedServer) -> None:
+def test_unreachable_bootstrap_server_is_skipped(server: ScriptedServer) -> None:
     servers = server.bootstrap_servers
     with server.lock:
         for partition in server.cluster.topics["t"].partitions:
@@ -80,7 +80,7 @@ def test_a_bootstrap_server_that_is_down_is_passed_over(server: ScriptedServer) 
         assert count(topic_reader) == [BATCHES] * PARTITIONS
 
 
-def test_connections_reset_in_the_middle_lose_and_double_nothing(server: ScriptedServer) -> None:
+def test_reset_connections_lose_and_duplicate_no_record(server: ScriptedServer) -> None:
     counts = [0] * PARTITIONS
     with reader(server.bootstrap_servers) as topic_reader:
         for index, found in enumerate(topic_reader.read(["t"])):
@@ -100,7 +100,7 @@ def test_unknown_host_is_reported_before_a_connection() -> None:
         pass
 
 
-def test_a_port_where_nobody_listens_is_told_within_the_limit(server: ScriptedServer) -> None:
+def test_closed_port_is_reported_within_the_timeout(server: ScriptedServer) -> None:
     servers = server.bootstrap_servers[:1]
     server.stop_node(0)
     with (
@@ -110,7 +110,7 @@ def test_a_port_where_nobody_listens_is_told_within_the_limit(server: ScriptedSe
         topic_reader.partitions("t")
 
 
-def test_every_broker_is_told_who_we_are_and_in_which_version(server: ScriptedServer) -> None:
+def test_every_broker_gets_the_clients_name_and_version(server: ScriptedServer) -> None:
     with reader(server.bootstrap_servers) as found:
         count(found)
     with server.lock:

@@ -1,4 +1,4 @@
-"""The proxy that counts, between a client and a server that answers each frame with its content twice."""
+"""The counting proxy, between a client and a server that answers each frame with its content twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def proxy(module: ModuleType) -> Iterator[Any]:
-    """Before a server of one connection."""
+    """A proxy before a server of one connection."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -73,7 +73,7 @@ def test_requests_and_bytes_are_counted_by_api(proxy: Any) -> None:
     assert proxy.counts() == {"Produce": (2, 88, 168), "EndTxn": (1, 14, 24)}
 
 
-def test_frames_that_come_in_pieces_pass_unchanged(proxy: Any) -> None:
+def test_frames_in_pieces_pass_unchanged(proxy: Any) -> None:
     asked = request(65, 100)
     with connect(proxy) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -83,25 +83,25 @@ def test_frames_that_come_in_pieces_pass_unchanged(proxy: Any) -> None:
     assert proxy.counts() == {"DescribeTransactions": (1, 104, 204)}
 
 
-def test_an_api_without_a_name_here_is_counted_by_its_number(proxy: Any) -> None:
+def test_unknown_api_is_counted_by_its_number(proxy: Any) -> None:
     with connect(proxy) as client:
         client.sendall(frame(request(8, 12)))
         receive(client)
     assert proxy.counts() == {"api 8": (1, 16, 28)}
 
 
-def test_the_end_of_a_connection_is_passed_on(proxy: Any) -> None:
+def test_end_of_a_connection_is_passed_on(proxy: Any) -> None:
     with connect(proxy) as client:
         client.shutdown(socket.SHUT_WR)
         assert client.recv(1) == b""
 
 
-def test_a_client_is_let_go_where_the_broker_is_not_there(module: ModuleType) -> None:
+def test_client_is_disconnected_if_the_broker_is_down(module: ModuleType) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         address = f"127.0.0.1:{gone.getsockname()[1]}"
     with module.CountingProxy() as proxy:
         proxy.upstream = address
-        for _ in range(2):  # the proxy goes on
+        for _ in range(2):  # the proxy continues
             with connect(proxy) as client:
                 assert client.recv(1) == b""
         assert proxy.counts() == {}

@@ -1,4 +1,4 @@
-"""The driver's clients log in as producers do, and hear at once when they are refused."""
+"""The driver's clients log in as producers do, and raise the error of a refusal at once."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def read(server: ScriptedServer, password: str) -> list[object]:
         client.close()
 
 
-def test_in(server: ScriptedServer) -> None:
+def test_driver_client_logs_in(server: ScriptedServer) -> None:
     server.cluster.sasl.mechanisms = ["SCRAM-SHA-512"]
     assert read(server, "canary") == []
     assert set(server.cluster.sasl.handshakes) == {"SCRAM-SHA-512"}
 
 
-def test_refused(server: ScriptedServer) -> None:
+def test_refused_login_is_raised_at_once(server: ScriptedServer) -> None:
     server.cluster.sasl.mechanisms = ["SCRAM-SHA-512"]
     started_s = time.monotonic()
     with pytest.raises(SaslAuthenticationError, match="refuses us by SASL SCRAM-SHA-512") as caught:

@@ -1,4 +1,4 @@
-"""A peer and a selector for every test of this room."""
+"""A peer and a selector for every test of this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripted cluster on sockets, spoken to by the real selector."""
+"""The scripted cluster on sockets, with the real selector as its client."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def wait_for(selector: Selector, condition: Callable[[], bool]) -> None:
 
 
 def ask(selector: Selector, node_id: int, *correlation_ids: int) -> list[NetworkReceive]:
-    """Send the requests one after the other, then wait for as many responses."""
+    """Send the requests one after the other, then wait for that many responses."""
     received: list[NetworkReceive] = []
     for correlation_id in correlation_ids:
         send = NetworkSend(str(node_id), encode_request(MetadataRequest(()).build(12), correlation_id, "c"))
         selector.send(send)
         selector.poll(100)
-        received += selector.completed_receives  # the answer may be as quick as the poll that sent the question
+        received += selector.completed_receives  # the response may come in the poll that sent the request
         assert send.completed
     deadline = time.monotonic() + 10
     while len(received) < len(correlation_ids):
@@ -70,7 +70,7 @@ def test_each_node_answers_on_its_own_port(server: ScriptedServer, selector: Sel
         assert [exchange.node_id for exchange in server.cluster.requests] == [0, 1]
 
 
-def test_a_delayed_response_comes_late_and_the_next_after_it(server: ScriptedServer, selector: Selector) -> None:
+def test_delayed_response_delays_the_next_one(server: ScriptedServer, selector: Selector) -> None:
     connect(selector, server, 0)
     with server.lock:
         server.cluster.on(ApiKey.METADATA, faults.delay(150))
@@ -102,12 +102,14 @@ def test_stopped_node_refuses_connections_until_it_starts(server: ScriptedServer
 
 
 def test_event_of_an_old_descriptor_is_ignored() -> None:
-    """Bug: a node that was started again as a client came ended one test or another in BlockingIOError."""
+    """Bug: a node was restarted at the moment a client connected, and a test failed now and then with
+    BlockingIOError.
+    """
     with ScriptedServer(ScriptedCluster(1)) as server, server.lock:
         server._process(server._poller.get_key(server._listeners[0]), selectors.EVENT_READ)
 
 
-def test_a_request_that_does_not_parse_fails_the_test_that_sent_it(selector: Selector) -> None:
+def test_malformed_request_fails_the_test(selector: Selector) -> None:
     server = ScriptedServer(ScriptedCluster()).__enter__()
     connect(selector, server, 0)
     frame = b"".join(encode_request(MetadataRequest(()).build(12), 1, "c")) + b"?"

@@ -41,11 +41,11 @@ def test_a_wakeup_before_the_poll_counts_for_one_poll(selector: Selector) -> Non
     assert time.monotonic() - started < 5
 
 
-def test_wakeup_during_the_last_one_keeps_the_next_one_working(selector: Selector) -> None:
+def test_wakeup_during_another_keeps_later_ones_working(selector: Selector) -> None:
     taken = selector._wakeup_reader
 
     class InterruptedReader:
-        """Lets a wake-up in just before and just after the bytes of the last are taken."""
+        """Send a wake-up just before and just after the bytes of the last one are read."""
 
         def recv(self, size: int) -> bytes:
             selector.wakeup()
@@ -63,8 +63,8 @@ def test_wakeup_during_the_last_one_keeps_the_next_one_working(selector: Selecto
     assert time.monotonic() - started < 3
 
 
-def test_no_wakeup_is_lost_while_another_thread_rains_them(selector: Selector) -> None:
-    """Each wake-up follows a change that the poll's thread has to see; a lost one shows as a poll of full length."""
+def test_no_wakeup_is_lost_under_many_from_another_thread(selector: Selector) -> None:
+    """Each wake-up follows a change that the polling thread must see; a lost one shows as a poll of full length."""
     todo, seen = 3000, [0]
     published = [0]
 
@@ -88,7 +88,7 @@ def test_no_wakeup_is_lost_while_another_thread_rains_them(selector: Selector) -
 
 
 def test_ctrl_c_in_a_wakeup_leaves_the_next_one_working(selector: Selector) -> None:
-    """It left the flag of a wake-up under way without its byte, and no other was sent from then on."""
+    """Bug: the flag of a pending wake-up was set without its byte, so no later wake-up sent one."""
     writer = selector._wakeup_writer
 
     class InterruptedWriter:
@@ -141,7 +141,7 @@ def test_socket_options_are_set_and_minus_one_leaves_the_systems(selector: Selec
     with socket_of(selector, "1") as chosen, socket_of(selector, "2") as left:
         assert chosen.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert chosen.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert chosen.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 40_000  # Linux doubles what it is told
+        assert chosen.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 40_000  # Linux doubles the requested size
         assert chosen.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 60_000
         assert [left.getsockopt(socket.SOL_SOCKET, size) for size in sizes] == own
         assert not os.get_blocking(chosen.fileno())

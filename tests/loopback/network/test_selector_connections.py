@@ -1,4 +1,4 @@
-"""How connections of the selector end, expire, and outlive a fork."""
+"""Connections of the selector: how they end, expire, and survive a fork."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spark_kafka_sink.network.transport import Address, PlainTransport
 # ---- the end of a connection -----------------------------------------------------------------------------------------
 
 
-def test_what_one_poll_told_the_next_does_not(selector: Selector, peer: Peer) -> None:
+def test_each_poll_reports_only_new_results(selector: Selector, peer: Peer) -> None:
     selector.connect("1", peer.address, -1, -1)
     poll_until(selector, lambda: selector.connected)
     selector.send(send_of(b"question"))
@@ -34,7 +34,7 @@ def test_what_one_poll_told_the_next_does_not(selector: Selector, peer: Peer) ->
     assert (selector.completed_sends, selector.completed_receives) == ([], [])
 
 
-def test_what_came_before_the_end_is_handed_over_and_the_end_told_once(selector: Selector, peer: Peer) -> None:
+def test_frames_before_the_end_are_returned_and_end_reported_once(selector: Selector, peer: Peer) -> None:
     connection = connect(selector, peer)
     connection.sendall(frame(b"last words") + frame(b"and more"))
     connection.close()
@@ -54,7 +54,7 @@ def test_frames_before_a_reset_are_read(selector: Selector, peer: Peer) -> None:
     selector.send(send_of(b"unread by the peer"))
     selector.poll(100)
     connection.sendall(frame(b"first") + frame(b"second"))
-    connection.close()  # unread data makes it a reset; what it sent before is in our socket already
+    connection.close()  # unread data makes it a reset; its earlier bytes are in our socket already
     time.sleep(0.05)
     selector.send(send_of(b"too late"))
     payloads = []
@@ -87,14 +87,14 @@ def test_connection_closed_while_draining_is_not_read_again(selector: Selector, 
 
 
 class Unsendable(PlainTransport):
-    """Takes nothing more, for a reason that its socket knows nothing of; TLS has such."""
+    """A transport whose sends fail for a reason that its socket does not know, as with TLS."""
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
         raise OSError("nothing goes here")
 
 
-def test_a_failed_send_ends_a_connection_whose_peer_says_nothing(peer: Peer) -> None:
-    """Left open it would be neither ready nor lost, for ever."""
+def test_failed_send_ends_a_connection_with_a_silent_peer(peer: Peer) -> None:
+    """If it stayed open, it would be neither ready nor lost for ever."""
     selector = Selector(SystemClock(), -1, make_transport=Unsendable)
     try:
         connection = connect(selector, peer)
@@ -111,7 +111,7 @@ def test_a_failed_send_ends_a_connection_whose_peer_says_nothing(peer: Peer) -> 
 
 
 def selector_with_login(failing_step: str) -> Selector:
-    """Its login fails at that step, or never comes to an end."""
+    """A selector whose login fails at that step, or never ends."""
 
     class Login:
         is_complete = False
@@ -146,7 +146,7 @@ def test_a_login_that_fails_at_any_step_ends_its_connection(peer: Peer, step: st
         selector.close_all()
 
 
-def test_nothing_is_taken_to_be_sent_before_the_login(peer: Peer) -> None:
+def test_no_send_is_accepted_before_the_login(peer: Peer) -> None:
     selector = selector_with_login("none")
     try:
         connect(selector, peer)
@@ -156,7 +156,7 @@ def test_nothing_is_taken_to_be_sent_before_the_login(peer: Peer) -> None:
         selector.close_all()
 
 
-def test_a_reset_is_told_with_its_reason(selector: Selector, peer: Peer) -> None:
+def test_reset_is_reported_with_its_reason(selector: Selector, peer: Peer) -> None:
     connection = connect(selector, peer)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
@@ -165,14 +165,14 @@ def test_a_reset_is_told_with_its_reason(selector: Selector, peer: Peer) -> None
     assert "reset" in str(state.error)
 
 
-def test_an_end_within_a_frame_says_how_much_was_there(selector: Selector, peer: Peer) -> None:
+def test_end_within_a_frame_reports_the_received_bytes(selector: Selector, peer: Peer) -> None:
     connection = connect(selector, peer)
     connection.sendall(frame(b"12345678")[:9])
     connection.close()
     assert "after 5 of a response's 8 bytes" in str(lost(selector).error)
 
 
-def test_a_refused_connection_is_told_with_its_address(selector: Selector) -> None:
+def test_refused_connection_is_reported_with_its_address(selector: Selector) -> None:
     peer = Peer()
     peer.close()
     selector.connect("1", peer.address, -1, -1)
@@ -192,7 +192,7 @@ def test_a_refused_connection_is_told_with_its_address(selector: Selector) -> No
         pytest.param(Address(9999, ("127.0.0.1", 9)), id="no such family"),
     ],
 )
-def test_connect_that_fails_at_once_is_reported_by_the_next_poll(selector: Selector, address: Address) -> None:
+def test_immediate_connect_failure_is_reported_by_the_next_poll(selector: Selector, address: Address) -> None:
     files = open_files()
     selector.connect("1", address, -1, -1)
     with pytest.raises(IllegalStateError, match="already"):
@@ -207,7 +207,7 @@ def test_connect_that_fails_at_once_is_reported_by_the_next_poll(selector: Selec
     assert selector.disconnected == {}
 
 
-def test_closing_is_not_told_and_a_new_connection_may_follow(selector: Selector, peer: Peer) -> None:
+def test_close_is_not_reported_and_a_new_connection_may_follow(selector: Selector, peer: Peer) -> None:
     connection = connect(selector, peer)
     selector.close("1")
     selector.close("1")
@@ -217,7 +217,7 @@ def test_closing_is_not_told_and_a_new_connection_may_follow(selector: Selector,
     connect(selector, peer)
 
 
-def test_a_connection_closed_with_a_send_waiting_is_left_alone(selector: Selector, peer: Peer) -> None:
+def test_connection_closed_with_a_pending_send_is_ignored(selector: Selector, peer: Peer) -> None:
     connection = connect(selector, peer)
     send = send_of(b"never")
     selector.send(send)
@@ -227,7 +227,7 @@ def test_a_connection_closed_with_a_send_waiting_is_left_alone(selector: Selecto
     assert connection.recv(10) == b""
 
 
-def test_others_are_served_while_one_ends_in_the_same_poll(selector: Selector, peer: Peer) -> None:
+def test_poll_serves_others_while_one_connection_ends(selector: Selector, peer: Peer) -> None:
     connections = {name: connect(selector, peer, name) for name in ("1", "2", "3")}
     connections["1"].close()
     connections["2"].sendall(struct.pack(">i", -5))
@@ -282,7 +282,7 @@ def test_a_poll_wakes_for_the_next_expiry(peer: Peer) -> None:
 # ---- descriptors and forks -------------------------------------------------------------------------------------------
 
 
-def test_every_descriptor_is_closed_at_the_end(peer: Peer) -> None:
+def test_close_closes_every_descriptor(peer: Peer) -> None:
     before = open_files()
     selector = Selector(SystemClock(), 1000)
     for connection_id in ("1", "2"):
@@ -293,10 +293,10 @@ def test_every_descriptor_is_closed_at_the_end(peer: Peer) -> None:
     assert open_files() == before + 2
 
 
-def test_a_forked_child_that_closes_leaves_the_parents_connections_alone(selector: Selector, peer: Peer) -> None:
+def test_close_in_a_forked_child_keeps_the_parents_connections(selector: Selector, peer: Peer) -> None:
     connection = connect(selector, peer)
     child = os.fork()
-    if child == 0:  # no assertion may leave this block: the child is not a test
+    if child == 0:  # no exception may leave this block: the child is not a test
         try:
             refused = 0
             for call in (lambda: selector.poll(0), lambda: selector.send(send_of(b"x"))):
@@ -321,7 +321,7 @@ def test_a_forked_child_that_closes_leaves_the_parents_connections_alone(selecto
     assert connection.recv(100) == frame(b"me too")
 
 
-def test_close_in_a_forked_child_keeps_the_parents_connection(selector: Selector, peer: Peer) -> None:
+def test_close_of_one_connection_in_a_child_keeps_the_parents(selector: Selector, peer: Peer) -> None:
     connection = connect(selector, peer)
     child = os.fork()
     if child == 0:
@@ -354,7 +354,7 @@ def test_connection_that_cannot_be_registered_leaves_no_socket(selector: Selecto
 
     class FullPoller:
         def register(self, *_: object) -> None:
-            raise OSError(28, "No space left on device")  # epoll's watches are used up
+            raise OSError(28, "No space left on device")  # no epoll watches are left
 
     selector._poller = FullPoller()  # type: ignore[assignment]
     with pytest.raises(OSError, match="No space left"):
@@ -364,7 +364,7 @@ def test_connection_that_cannot_be_registered_leaves_no_socket(selector: Selecto
     connect(selector, peer)
 
 
-def test_connection_made_and_lost_in_one_poll_is_reported_as_lost_only(peer: Peer) -> None:
+def test_connection_made_and_lost_in_one_poll_is_reported_lost(peer: Peer) -> None:
     class Refused:
         is_complete = False
 
@@ -392,7 +392,7 @@ def test_idle_connection_expires_in_a_poll_with_nothing_ready(peer: Peer) -> Non
 
 
 @pytest.mark.parametrize("is_closed_by_peer", [False, True])
-def test_frames_that_came_before_the_expiry_are_handed_over_first(peer: Peer, is_closed_by_peer: bool) -> None:
+def test_frames_before_the_expiry_are_returned_first(peer: Peer, is_closed_by_peer: bool) -> None:
     clock = FakeClock()
     selector = Selector(clock, connections_max_idle_ms=1_000)
     selector.connect("1", peer.address)
@@ -403,7 +403,7 @@ def test_frames_that_came_before_the_expiry_are_handed_over_first(peer: Peer, is
         connection.close()
     payloads = []
     for _ in range(5):
-        clock.advance(1_001)  # longer than it may be idle, before each poll
+        clock.advance(1_001)  # longer than its idle limit, before each poll
         selector.poll(0)
         payloads += [bytes(received.payload) for received in selector.completed_receives]
         assert selector.disconnected == {}

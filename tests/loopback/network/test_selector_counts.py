@@ -1,4 +1,4 @@
-"""What the selector counts of its connections and polls."""
+"""The selector's counts of its connections and polls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_connections_made_and_closed_are_counted(selector: Selector, peer: Peer)
 
 
 class RefusedAtOnce(PlainTransport):
-    """Its handshake fails in the call that finds TCP connected, as TLS's may where the peer is quick."""
+    """A transport whose handshake fails in the call that finds TCP connected, as TLS can with a quick peer."""
 
     __slots__ = ()
 
@@ -40,7 +40,7 @@ class RefusedAtOnce(PlainTransport):
 
 
 def test_connection_whose_handshake_fails_at_once_is_counted(peer: Peer) -> None:
-    """Bug: it was counted as closed and not as made."""
+    """Bug: the selector counted it as closed, but not as made."""
     selector = Selector(SystemClock(), -1, make_transport=RefusedAtOnce)
     selector.connect("1", peer.address)
     lost(selector, "1")
@@ -49,7 +49,7 @@ def test_connection_whose_handshake_fails_at_once_is_counted(peer: Peer) -> None
     selector.close_all()
 
 
-def test_waiting_in_select_is_apart_from_the_rest_of_a_poll(selector: Selector) -> None:
+def test_time_in_select_is_counted_separately(selector: Selector) -> None:
     timer = threading.Timer(0.2, selector.wakeup)
     timer.start()
     selector.poll(10_000)
@@ -61,7 +61,7 @@ def test_waiting_in_select_is_apart_from_the_rest_of_a_poll(selector: Selector) 
 
 
 class Login:
-    """Succeeds, or is refused, at its first step."""
+    """A login that succeeds or is refused at its first step."""
 
     is_complete = False
 
@@ -81,7 +81,7 @@ class Login:
         self.is_complete = True
 
 
-def test_logins_are_counted_once_by_their_outcome(peer: Peer) -> None:
+def test_each_login_is_counted_once_by_outcome(peer: Peer) -> None:
     outcomes = iter([False, True])
     selector = Selector(SystemClock(), -1, make_authenticator=lambda *_: Login(next(outcomes)))  # type: ignore[arg-type, return-value]
     selector.connect("1", peer.address)

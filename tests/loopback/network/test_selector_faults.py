@@ -1,4 +1,4 @@
-"""An exception of an unexpected kind costs its own connection only."""
+"""An unexpected exception ends only its own connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spark_kafka_sink.network.transport import Address, PlainTransport
 
 
 class FaultyTransport(PlainTransport):
-    """Raises at the call that `faults` names; the node's description picks the connection."""
+    """A transport that raises at the call that `faults` names; the node's description selects the connection."""
 
     faults: frozenset[str] = frozenset()
     __slots__ = ("_is_chosen",)
@@ -55,7 +55,7 @@ def selector() -> Iterator[Selector]:
 
 
 @pytest.mark.parametrize("call", ["recv_into", "sendmsg"])
-def test_unexpected_exception_costs_its_own_connection_only(
+def test_unexpected_exception_ends_only_its_own_connection(
     call: str, selector: Selector, peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -66,7 +66,7 @@ def test_unexpected_exception_costs_its_own_connection_only(
         bad.sendall(frame(b"never read"))
     else:
         selector.send(send_of(b"never sent", "bad"))
-    poll_until(selector, lambda: selector.completed_receives and selector.disconnected)  # of one and the same poll
+    poll_until(selector, lambda: selector.completed_receives and selector.disconnected)  # in the same poll
     assert [received.payload for received in selector.completed_receives] == [b"an answer"]
     state = selector.disconnected["bad"]
     assert state.kind is ChannelKind.READY
@@ -78,14 +78,14 @@ def test_unexpected_exception_costs_its_own_connection_only(
     selector.poll(0)
     assert selector.disconnected == {}, "it is reported once"
     assert selector.is_channel_ready("good")
-    with contextlib.suppress(ConnectionResetError):  # what it sent was not read
+    with contextlib.suppress(ConnectionResetError):  # its bytes were not read
         assert bad.recv(100) == b"", "the socket is closed"
 
 
-def test_unexpected_exception_in_mid_frame_costs_its_own_connection_only(
+def test_unexpected_exception_within_a_frame_ends_only_its_connection(
     selector: Selector, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest of a frame goes when the poller reports room in the socket."""
+    """The selector sends the rest of a frame when the poller reports room in the socket."""
     bad, good = connect(selector, peer, "bad"), connect(selector, peer, "good")
     selector.send(send_of(bytes(16 << 20), "bad"))
     selector.poll(0)
@@ -96,7 +96,7 @@ def test_unexpected_exception_in_mid_frame_costs_its_own_connection_only(
 
     def bad_is_lost() -> bool:
         got.extend(bytes(received.payload) for received in selector.completed_receives)
-        bad.recv(1 << 20)  # which makes room
+        bad.recv(1 << 20)  # this makes room
         return "bad" in selector.disconnected
 
     poll_until(selector, bad_is_lost)
@@ -115,7 +115,7 @@ def test_unexpected_exception_while_connecting_ends_the_attempt(
     connect(selector, peer, "good")
 
 
-def test_unexpected_exception_while_a_failed_send_is_drained_ends_it(
+def test_exception_while_draining_a_failed_send_ends_the_connection(
     selector: Selector, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = connect(selector, peer, "bad")
@@ -143,10 +143,10 @@ def test_exception_while_a_socket_is_closed_leaves_no_channel(
     connect(selector, peer, "bad")
 
 
-def test_exception_of_the_poller_at_the_end_of_a_connection_keeps_its_report(
+def test_exception_of_the_poller_keeps_the_report_of_an_end(
     selector: Selector, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unreported, it would never be made again: its node would count as connected."""
+    """Without the report the node would count as connected, and the client would never connect again."""
     connection = connect(selector, peer, "bad")
     channel, unregister = selector._channels["bad"], selector._poller.unregister
 
@@ -164,7 +164,7 @@ def test_exception_of_the_poller_at_the_end_of_a_connection_keeps_its_report(
 
 
 class FaultyAuthenticator:
-    """Fails in the midst of a login, with a secret in the text."""
+    """An authenticator that fails during a login, with a secret in the text."""
 
     is_complete = False
     secret = "password=hunter2"
@@ -178,9 +178,7 @@ class FaultyAuthenticator:
         raise RuntimeError(self.secret)
 
 
-def test_unexpected_exception_in_a_login_ends_it_and_shows_no_text(
-    peer: Peer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_exception_in_a_login_ends_it_without_its_text(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     selector = Selector(SystemClock(), 540_000, make_authenticator=lambda *_: FaultyAuthenticator())  # type: ignore[arg-type, return-value]
     selector.connect("1", peer.address)

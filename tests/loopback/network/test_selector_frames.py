@@ -1,4 +1,4 @@
-"""Frames through the selector on real sockets: whole, in pieces, wild, and from many at once."""
+"""Frames through the selector on real sockets: whole, in pieces, malformed, and on many connections at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_completed_send_is_reported_without_waiting(selector: Selector, peer: Pe
 
 
 def test_a_slow_reader_gets_every_byte_in_order(selector: Selector) -> None:
-    """Small buffers on both sides, sends in many pieces: each partial write is taken up where it stopped."""
+    """Small buffers on both sides and sends in many pieces: each partial write continues where it stopped."""
     peer = Peer(receive_buffer=4096)
     connection = connect(selector, peer, send_buffer=4096)
     source = random.Random(5)
@@ -90,8 +90,8 @@ def test_a_frame_of_many_pieces_goes_out_in_one_poll(selector: Selector) -> None
     peer.close()
 
 
-def test_poll_ends_within_a_frame_when_another_connection_has_an_event(selector: Selector) -> None:
-    """Also for a wake-up, and at its own time-out: a slow reader holds nobody up."""
+def test_poll_leaves_a_frame_for_an_event_of_another_connection(selector: Selector) -> None:
+    """It also leaves the frame for a wake-up, and at its own timeout: a slow reader delays no other connection."""
     slow, other = Peer(receive_buffer=4096), Peer()
     reading = connect(selector, slow, "1", send_buffer=4096)
     telling = connect(selector, other, "2")
@@ -101,7 +101,7 @@ def test_poll_ends_within_a_frame_when_another_connection_has_an_event(selector:
     reader.start()
 
     def poll_while(happens: Callable[[], object]) -> None:
-        """`happens` is called in mid-poll: after some bytes of the frame went, and long before the last."""
+        """Poll; call `happens` during the poll, after some bytes of the frame and long before the last."""
         seen = send.remaining
 
         def act() -> None:
@@ -149,7 +149,7 @@ def test_wakeup_ends_a_poll_within_a_frame(selector: Selector, monkeypatch: pyte
 
 
 class TickingClock(FakeClock):
-    """A millisecond for every look at it."""
+    """A clock that advances by a millisecond at each reading."""
 
     def now_ms(self) -> int:
         self.advance(1)
@@ -158,7 +158,7 @@ class TickingClock(FakeClock):
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeClock], Selector]]:
-    """Makes a selector that waits for room in a socket for as long as a test takes, and has no time but its clock's."""
+    """Make a selector that waits for room in a socket as long as a test needs, and knows only its clock's time."""
     monkeypatch.setattr(selector_module, "_LONGEST_WAIT_FOR_ROOM_MS", int(LIMIT_S * 1000))
     made: list[Selector] = []
 
@@ -188,7 +188,7 @@ def test_frame_is_sent_whole_while_the_peer_takes_it(
     peer.close()
 
 
-def test_a_long_frame_is_left_after_five_milliseconds(patient: Callable[[FakeClock], Selector]) -> None:
+def test_poll_leaves_a_long_frame_after_five_milliseconds(patient: Callable[[FakeClock], Selector]) -> None:
     selector, peer = patient(TickingClock()), Peer(receive_buffer=4096)
     connection = connect(selector, peer, send_buffer=4096)
     send = send_of(bytes(50_000_000))
@@ -224,7 +224,7 @@ def read_until_it_ends(connection: socket.socket) -> None:
         time.sleep(0.001)
 
 
-def test_waiting_for_room_in_the_socket_is_no_busy_loop(selector: Selector) -> None:
+def test_wait_for_room_in_the_socket_uses_no_cpu(selector: Selector) -> None:
     peer = Peer(receive_buffer=4096)
     connect(selector, peer, send_buffer=4096)
     send = send_of(bytes(4_000_000))
@@ -240,7 +240,7 @@ def test_waiting_for_room_in_the_socket_is_no_busy_loop(selector: Selector) -> N
     peer.close()
 
 
-def test_an_idle_connection_is_no_busy_loop(selector: Selector, peer: Peer) -> None:
+def test_idle_connection_uses_no_cpu(selector: Selector, peer: Peer) -> None:
     connection = connect(selector, peer)
     selector.send(send_of(b"x"))
     selector.poll(100)
@@ -269,7 +269,7 @@ def test_a_large_frame_arrives_in_one_buffer(selector: Selector, peer: Peer) -> 
     writer.join(LIMIT_S)
 
 
-def test_no_channel_hands_over_more_than_one_frame_a_poll(selector: Selector, peer: Peer) -> None:
+def test_channel_returns_at_most_one_frame_per_poll(selector: Selector, peer: Peer) -> None:
     first, second = connect(selector, peer, "1"), connect(selector, peer, "2")
     first.sendall(b"".join(frame(b"many%d" % index) for index in range(5)))
     second.sendall(frame(b"only"))

@@ -1,4 +1,4 @@
-"""TLS over real sockets: what is let in and what is not, handshakes that go wrong, and bytes that arrive unchanged."""
+"""TLS over real sockets: accepted and refused peers, failing handshakes, and bytes that arrive unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PASSWORD = "hunter2"
 
 
 def config(**settings: Any) -> ProducerConfig:
-    """TLS that trusts AUTHORITY; settings with underscores for dots."""
+    """TLS settings that trust AUTHORITY; the keywords have underscores for dots."""
     given = {key.replace("_", "."): value for key, value in settings.items()}
     return ProducerConfig.from_mapping(
         {
@@ -85,7 +85,7 @@ def echo(selector: Selector, payload: bytes) -> bytes:
 
 
 def refusal(selector: Selector, port: int, host: str = "127.0.0.1") -> str:
-    """The text of the final error with which the connection ends before it is ready."""
+    """The text of the final error that ends the connection before it is ready."""
     begin(selector, port, host)
     state = lost(selector)
     assert state.kind is ChannelKind.AUTHENTICATION_FAILED
@@ -106,7 +106,7 @@ def test_handshakes_are_counted_by_their_outcome() -> None:
         assert (counted.connections, counted.authentications, counted.failed_authentications) == (1, 0, 1)
 
 
-# ---- who is let in ---------------------------------------------------------------------------------------------------
+# ---- accepted and refused peers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
@@ -119,7 +119,7 @@ def test_handshakes_are_counted_by_their_outcome() -> None:
         ({"ssl_cipher_suites": "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"}, "TLSv1.2"),
     ],
 )
-def test_the_newest_version_that_both_speak_is_spoken(host: str, settings: dict[str, str], version: str) -> None:
+def test_newest_common_tls_version_is_used(host: str, settings: dict[str, str], version: str) -> None:
     with TlsServer(server_context(BROKER)) as server, selector_of(config(**settings)) as selector:
         connect(selector, server.port, host)
         assert echo(selector, b"payload") == b"payload"
@@ -173,7 +173,7 @@ def test_unchecked_host_names_are_configured_and_logged(caplog: pytest.LogCaptur
     ids=["expired", "not yet valid", "stranger", "stranger of the same name"],
 )
 @pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
-def test_a_certificate_that_is_not_good_is_refused(identity: Identity, text: str, version: str) -> None:
+def test_invalid_certificate_is_refused(identity: Identity, text: str, version: str) -> None:
     settings = config(ssl_enabled_protocols=version)
     with TlsServer(server_context(identity)) as server, selector_of(settings) as selector:
         assert text in refusal(selector, server.port)
@@ -181,14 +181,14 @@ def test_a_certificate_that_is_not_good_is_refused(identity: Identity, text: str
 
 
 def test_expired_authority_is_not_reported_as_the_brokers_certificate() -> None:
-    """As Java would not notice."""
+    """The Java client would not notice an expired authority."""
     authority = Authority.expired()
     settings = config(ssl_truststore_certificates=authority.certificate_pem)
     with TlsServer(server_context(authority.issue())) as server, selector_of(settings) as selector:
         assert "its certificate, or that of an authority above it, has expired" in refusal(selector, server.port)
 
 
-def test_without_a_truststore_the_systems_authorities_are_asked() -> None:
+def test_without_a_truststore_the_systems_authorities_count() -> None:
     settings = config(ssl_truststore_certificates=None)
     with TlsServer(server_context(BROKER)) as server, selector_of(settings) as selector:
         assert "ssl.truststore.location or ssl.truststore.certificates" in refusal(selector, server.port)
@@ -214,7 +214,7 @@ def test_no_common_cipher_suite_is_refused() -> None:
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64, ".example"])
-def test_a_host_that_no_certificate_can_be_for_is_refused(host: str) -> None:
+def test_host_name_that_fits_no_certificate_is_refused(host: str) -> None:
     with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
         selector.connect("1", resolve("127.0.0.1", server.port)[0]._replace(host=host))
         state = lost(selector)
@@ -222,11 +222,11 @@ def test_a_host_that_no_certificate_can_be_for_is_refused(host: str) -> None:
         assert host in str(state.error)
 
 
-# ---- certificates of ours --------------------------------------------------------------------------------------------
+# ---- client certificates ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
-def test_a_client_certificate_with_an_encrypted_key_lets_us_in(version: str) -> None:
+def test_client_certificate_with_an_encrypted_key_is_accepted(version: str) -> None:
     settings = config(ssl_enabled_protocols=version, **client_certificate(AUTHORITY.issue(common_name="me")))
     with TlsServer(server_context(BROKER, AUTHORITY)) as server, selector_of(settings) as selector:
         connect(selector, server.port)
@@ -247,14 +247,14 @@ def test_refused_client_certificate_names_the_settings(ours: dict[str, str], ver
     with TlsServer(server_context(BROKER, AUTHORITY)) as server, selector_of(settings) as selector:
         begin(selector, server.port)
         poll_until(selector, lambda: selector.connected or selector.disconnected)
-        if not selector.disconnected:  # TLS 1.3: the peer looks at it when our side is done already
+        if not selector.disconnected:  # TLS 1.3: the peer checks it after our handshake has ended
             selector.send(send_of(b"x" * 100_000))
             state = lost(selector)
         else:
             state = selector.disconnected["1"]
         assert state.kind is ChannelKind.AUTHENTICATION_FAILED
         assert isinstance(state.error, SslAuthenticationError)
-        if ours or version == "TLSv1.3":  # else OpenSSL answers with an alert that means anything
+        if ours or version == "TLSv1.3":  # otherwise OpenSSL answers with a general alert
             assert "ssl.keystore.location" in str(state.error)
         assert PASSWORD not in str(state.error)
         assert server.received == b""
@@ -284,7 +284,7 @@ def test_peer_that_closes_at_once_hints_at_a_plaintext_listener(peer: Peer, rese
         connection = peer.accept()
         if not reset:
             connection.recv(100_000)
-        connection.close()  # with the hello unread it is a reset
+        connection.close()  # with the hello unread, the close is a reset
         state = lost(selector)
         assert state.kind is ChannelKind.AUTHENTICATE
         assert isinstance(state.error, DisconnectError)
@@ -303,7 +303,7 @@ def test_refused_connection_is_not_reported_as_a_failed_handshake() -> None:
 def test_tls_listener_reached_without_tls_names_the_setting(selector: Selector, peer: Peer) -> None:
     begin(selector, peer.listener.getsockname()[1])
     poll_until(selector, lambda: selector.connected)
-    peer.accept().sendall(b"\x15\x03\x03\x00\x02\x02\x50")  # an alert: internal error
+    peer.accept().sendall(b"\x15\x03\x03\x00\x02\x02\x50")  # the alert "internal error"
     state = lost(selector)
     assert isinstance(state.error, ProtocolError)
     assert "It speaks TLS: set security.protocol=SSL" in str(state.error)
@@ -332,7 +332,7 @@ def test_interrupted_handshake_is_retriable(way: Way, reset: bool) -> None:
             assert echo(selector, b"ping") == b"ping"
 
 
-def test_a_handshake_goes_through_byte_by_byte() -> None:
+def test_handshake_succeeds_byte_by_byte() -> None:
     with TlsServer(server_context(BROKER)) as server, TcpProxy(server.address) as proxy, selector_of() as selector:
         proxy.shape(slice_bytes=1)
         connect(selector, int(proxy.address.rpartition(":")[2]))
@@ -341,7 +341,7 @@ def test_a_handshake_goes_through_byte_by_byte() -> None:
 
 def test_handshake_waits_for_room_in_a_full_socket() -> None:
     ours = client_certificate(AUTHORITY.issue())
-    ours["ssl_keystore_certificate_chain"] += AUTHORITY.certificate_pem * 150  # more than what is underway at once
+    ours["ssl_keystore_certificate_chain"] += AUTHORITY.certificate_pem * 150  # more than is in flight at once
     with (
         TlsServer(server_context(BROKER, AUTHORITY)) as server,
         TcpProxy(server.address, receive_buffer_bytes=2_048) as proxy,
@@ -353,7 +353,7 @@ def test_handshake_waits_for_room_in_a_full_socket() -> None:
         try:
             select.select([], [transport], [], 10)
             transport.finish_connect()
-            # Nothing answers before it is seen to wait: else a thread that is woken late finds the answer there.
+            # The peer answers only when the client waits: else a thread that wakes late finds the answer.
             assert transport.handshake() == READ
             proxy.shape(Way.DOWN, is_held=False)
             assert any(select.select([transport], [], [], 10)), "no answer"
@@ -440,7 +440,7 @@ def test_large_frames_of_many_buffers_arrive_unchanged(version: str) -> None:
             assert receive(selector).payload == payload, f"seed {seed}"
 
 
-def test_frames_of_one_tls_record_come_one_a_poll() -> None:
+def test_frames_of_one_tls_record_come_in_separate_polls() -> None:
     with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
         connect(selector, server.port)
         echo(selector, b"the server is there")
@@ -459,7 +459,7 @@ def test_frames_of_one_tls_record_come_one_a_poll() -> None:
         assert time.monotonic() - started > 0.05, "nothing is left, and the poll waits again"
 
 
-def test_what_came_before_the_end_is_handed_over_and_the_end_told() -> None:
+def test_frames_before_the_end_are_returned_then_the_end() -> None:
     with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
         connect(selector, server.port)
         echo(selector, b"the server is there")
@@ -480,12 +480,12 @@ def test_close_notify_within_a_frame_is_reported_at_once() -> None:
         peer.sendall(frame(bytes(1_000))[:500])
         peer.settimeout(0.05)
         with pytest.raises(TimeoutError):
-            peer.unwrap()  # says that it is done, and waits for our farewell
+            peer.unwrap()  # sends close_notify, and waits for ours
         state = lost(selector)
         assert "closed the connection after 496 of a response's 1000 bytes" in str(state.error)
 
 
-def test_bytes_that_were_tampered_with_end_the_connection(peer: Peer) -> None:
+def test_tampered_bytes_end_the_connection(peer: Peer) -> None:
     with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
         connect(selector, server.port)
         echo(selector, b"the server is there")
@@ -499,7 +499,7 @@ def test_bytes_that_were_tampered_with_end_the_connection(peer: Peer) -> None:
         assert selector.completed_receives == []
 
 
-def test_a_forked_child_that_closes_leaves_the_parents_connection_alone() -> None:
+def test_close_in_a_forked_child_keeps_the_parents_connection() -> None:
     with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
         connect(selector, server.port)
         echo(selector, b"before")
@@ -515,10 +515,10 @@ def test_a_forked_child_that_closes_leaves_the_parents_connection_alone() -> Non
         assert echo(selector, b"after") == b"after"
 
 
-# ---- what the peer hears, and what TLS does by itself ----------------------------------------------------------------
+# ---- alerts to the peer, and TLS's own messages ----------------------------------------------------------------------
 
 
-def test_peer_hears_why_its_certificate_is_refused() -> None:
+def test_peer_gets_the_reason_for_a_refused_certificate() -> None:
     with TlsServer(server_context(Authority("stranger").issue())) as server, selector_of() as selector:
         refusal(selector, server.port)
         deadline = time.monotonic() + 10
@@ -532,7 +532,7 @@ def test_peer_hears_why_its_certificate_is_refused() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"ssl_enabled_protocols": "TLSv1.2"}])
 def test_dsa_certificate_is_refused_with_what_to_change(settings: dict[str, str]) -> None:
-    """OpenSSL 3 has no DSA among its suites at its default level, and TLS 1.3 has none at all (RFC 8446)."""
+    """At its default level OpenSSL 3 has no DSA cipher suites, and TLS 1.3 has none at all (RFC 8446)."""
     context = server_context(AUTHORITY.issue_dsa())
     context.set_ciphers("ALL:@SECLEVEL=0")
     with TlsServer(context) as server, selector_of(config(**settings)) as selector:
@@ -542,7 +542,7 @@ def test_dsa_certificate_is_refused_with_what_to_change(settings: dict[str, str]
 
 
 def test_frame_of_many_tls_records_is_read_in_one_poll() -> None:
-    """A poll for each record would be a turn of the client for each 16 KiB."""
+    """One poll for each record would be one turn of the client for each 16 KiB."""
     payload = random.Random(1).randbytes(48 << 10)
     with TlsServer(server_context(BROKER)) as server, selector_of() as selector:
         connect(selector, server.port)
@@ -557,8 +557,10 @@ def test_frame_of_many_tls_records_is_read_in_one_poll() -> None:
         assert [received.payload for received in selector.completed_receives] == [payload]
 
 
-def test_key_update_of_the_peer_is_passed_over(tmp_path: Path) -> None:
-    """TLS 1.3 lets a peer change its keys at any time (RFC 8446, 4.6.3); `K` makes s_server do so and ask us to."""
+def test_key_update_of_the_peer_is_handled(tmp_path: Path) -> None:
+    """A TLS 1.3 peer may change its keys at any time (RFC 8446, 4.6.3). `K` makes s_server do so and request the
+    same.
+    """
     certificate = BROKER.write(tmp_path / "server.pem")
     server = subprocess.Popen(
         ["stdbuf", "-o0", "openssl", "s_server", "-tls1_3", "-accept", "127.0.0.1:0", "-cert", str(certificate)],

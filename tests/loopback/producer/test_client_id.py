@@ -1,4 +1,4 @@
-"""The client.id that brokers see, over real sockets."""
+"""The client.id in the brokers' requests, over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while a close waits for records that are in flight, over real sockets."""
+"""Ctrl-C while close waits for in-flight records, over real sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOIN_S = 5
 
 @contextmanager
 def interrupted_in_close(producer: KafkaProducer) -> Iterator[None]:
-    """Ctrl-C comes once the producer's close has told the Sender, and so waits for it."""
+    """Send Ctrl-C once the producer's close has stopped the Sender and waits for it."""
     sender, main = producer.sender, threading.main_thread()
 
     def interrupt() -> None:
@@ -41,7 +41,7 @@ def interrupted_in_close(producer: KafkaProducer) -> Iterator[None]:
 
 
 def hold(arrived: threading.Event, goes_on: threading.Event) -> faults.Hook:
-    """The request reaches the broker, which takes it only when the test says so."""
+    """Keep the request in the broker until the test releases it."""
 
     def hook(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
         arrived.set()
@@ -53,7 +53,7 @@ def hold(arrived: threading.Event, goes_on: threading.Event) -> faults.Hook:
 
 @pytest.mark.parametrize("second_close", ["none", "waits", "forced"])
 def test_interrupted_close_leaves_records_to_the_sender(second_close: str) -> None:
-    """KafkaProducerTest.shouldCloseProperlyAndThrowIfInterrupted. In Java the interrupted close fails the records. Here
+    """KafkaProducerTest.shouldCloseProperlyAndThrowIfInterrupted. In Java an interrupted close fails the records. Here
     the Sender sends them and ends; a second close waits for that, up to its timeout.
 
     Bug: up to Python 3.12 the second close neither waited nor ended anything. A program that ended after it lost the

@@ -1,4 +1,4 @@
-"""Metadata that names listeners which are none: the records for other nodes flow, those for these end in time."""
+"""The metadata names invalid listeners: records for other nodes arrive, and records for these nodes fail in time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def server(cluster: ScriptedCluster) -> Iterator[ScriptedServer]:
 
 
 def advertise(server: ScriptedServer, host: str, port: int) -> None:
-    """From now on metadata says that node 1 is there."""
+    """Add node 1 at this address to the metadata from now on."""
 
     def lie(values: dict[str, Any]) -> Mapping[str, Any]:
         brokers = [
@@ -52,7 +52,7 @@ def advertise(server: ScriptedServer, host: str, port: int) -> None:
 
 @contextlib.contextmanager
 def listener(answer: bytes) -> Iterator[int]:
-    """Takes every connection, keeps what comes (`heard`), says `answer`, and goes on listening."""
+    """Take every connection, keep the received bytes (`heard`), send `answer`, and go on listening."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.05)
         ending = threading.Event()
@@ -106,7 +106,7 @@ def check(server: ScriptedServer) -> None:
         ("255.255.255.255", 9092),
     ],
 )
-def test_an_address_that_is_none(server: ScriptedServer, host: str, port: int) -> None:
+def test_invalid_address_fails_only_its_own_records(server: ScriptedServer, host: str, port: int) -> None:
     advertise(server, host, port)
     check(server)
 
@@ -125,14 +125,16 @@ def test_an_address_that_is_none(server: ScriptedServer, host: str, port: int) -
     ],
     ids=["silence", "HTTP", "TLS", "SSH", "2 GB", "-1", "zeroes", "noise"],
 )
-def test_a_listener_of_something_else(server: ScriptedServer, answer: bytes) -> None:
+def test_listener_of_another_protocol_fails_only_its_own_records(server: ScriptedServer, answer: bytes) -> None:
     with listener(answer) as port:
         advertise(server, "127.0.0.1", port)
         check(server)
 
 
 def test_server_that_does_not_know_the_password_is_refused(server: ScriptedServer, cluster: ScriptedCluster) -> None:
-    """It lets anybody in by SCRAM, to be sent the records; it has no proof, and gets none."""
+    """The server accepts every user by SCRAM, to get the records. It cannot prove that it knows the password, and gets
+    none.
+    """
     cluster.sasl = SaslListener(users={"alice": PASSWORD})
     rogue = ScriptedCluster(2)
     rogue.create_topic("t", partitions=2, leaders=[0, 1])

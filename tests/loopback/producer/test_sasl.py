@@ -1,4 +1,4 @@
-"""A whole producer that logs in, over real sockets: against a SASL listener that follows its script."""
+"""A whole producer logs in over real sockets, at a scripted SASL listener."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def values(cluster: ScriptedCluster) -> list[bytes]:
 
 
 def outcome(producer: KafkaProducer) -> KafkaError | None:
-    """Of a send, once it has ended."""
+    """The outcome of a send, once it has ended."""
     future = producer.send("t", b"x")
     try:
         future.result(timeout=20)
@@ -79,7 +79,7 @@ def outcome(producer: KafkaProducer) -> KafkaError | None:
 
 
 def failure(producer: KafkaProducer) -> KafkaError:
-    """Of a send, which must end at once."""
+    """The error of a send, which must end at once."""
     started_s = time.monotonic()
     with pytest.raises(KafkaError) as caught:
         producer.send("t", b"x").result(timeout=30)
@@ -90,7 +90,7 @@ def failure(producer: KafkaProducer) -> KafkaError:
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("is_idempotent", [True, False])
-def test_records_arrive(server, cluster, mechanism, is_idempotent) -> None:
+def test_records_arrive_after_every_login(server, cluster, mechanism, is_idempotent) -> None:
     cluster.sasl.mechanisms = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
     with producer(server, sasl_mechanism=mechanism, enable_idempotence=is_idempotent) as made:
         for number in range(10):
@@ -101,7 +101,7 @@ def test_records_arrive(server, cluster, mechanism, is_idempotent) -> None:
     assert {exchange.version for exchange in cluster.requests_of(ApiKey.SASL_AUTHENTICATE)} == {2}
 
 
-def test_plain_goes_in_the_clear_only_when_that_is_allowed(server, cluster) -> None:
+def test_plain_without_tls_needs_the_setting(server, cluster) -> None:
     cluster.sasl.mechanisms = ["PLAIN"]
     jaas = f"PlainLoginModule required username='alice' password='{PASSWORD}';"
     settings = {"sasl_mechanism": "PLAIN", "sasl_jaas_config": jaas}
@@ -112,7 +112,7 @@ def test_plain_goes_in_the_clear_only_when_that_is_allowed(server, cluster) -> N
     assert values(cluster) == [b"x"]
 
 
-def test_tokens_of_a_function(server, cluster) -> None:
+def test_tokens_of_a_function_log_in(server, cluster) -> None:
     cluster.sasl.mechanisms, cluster.sasl.tokens = ["OAUTHBEARER"], {"good"}
     settings = {"sasl_mechanism": "OAUTHBEARER", "sasl_jaas_config": None, "sasl_allow_cleartext_credentials": True}
     with producer(server, sasl_oauthbearer_token_provider=lambda: ("good", 10**15), **settings) as made:
@@ -120,7 +120,7 @@ def test_tokens_of_a_function(server, cluster) -> None:
     assert values(cluster) == [b"x"]
     with producer(server, sasl_oauthbearer_token_provider=lambda: ("bad", 10**15), **settings) as made:
         assert isinstance(failure(made), SaslAuthenticationError)
-    assert b"\x01" in cluster.sasl.tokens_heard  # the last may be another connection's token, cut off by the close
+    assert b"\x01" in cluster.sasl.tokens_heard  # the last token may be of another connection, which the close ended
 
 
 def test_tokens_of_an_endpoint_are_renewed_with_the_session(server, cluster, tmp_path, monkeypatch) -> None:
@@ -151,16 +151,16 @@ def test_tokens_of_an_endpoint_are_renewed_with_the_session(server, cluster, tmp
                 time.sleep(0.01)
     assert values(cluster) == [b"%d" % number for number in range(sent)]
     assert len(endpoint.requests) >= 2
-    # a connection each to a bootstrap address, to any node for the producer id, to the leader; all else is renewal
+    # one connection each to bootstrap, to a node for the producer id, to the leader; all others are renewals
     assert [is_renewal for _, is_renewal in cluster.sasl.logins].count(False) <= 3, cluster.sasl.logins
     assert cluster.sasl.expired == 0
 
 
-# ---- refusals: final, quick, and not tried for ever ------------------------------------------------------------------
+# ---- refusals: final, quick, and without endless retries -------------------------------------------------------------
 
 
 def refused(server: ScriptedServer, cluster: ScriptedCluster, kind: type[KafkaError], **settings: Any) -> str:
-    """Every send fails at once by `kind`; after that the listener is not stormed."""
+    """Check that every send fails at once with `kind`, and that the producer does not reconnect without a pause."""
     with producer(server, **settings) as made:
         first = failure(made)
         assert type(first) is kind
@@ -176,7 +176,7 @@ def refused(server: ScriptedServer, cluster: ScriptedCluster, kind: type[KafkaEr
 
 
 @pytest.mark.parametrize("settings", [{}, {"enable_idempotence": False}, {"transactional_id": "x"}])
-def test_a_wrong_password(server, cluster, settings) -> None:
+def test_wrong_password_is_refused(server, cluster, settings) -> None:
     cluster.sasl.users = {"alice": "another"}
     if "transactional_id" in settings:
         with producer(server, **settings) as made:
@@ -190,7 +190,7 @@ def test_a_wrong_password(server, cluster, settings) -> None:
 
 
 @pytest.mark.parametrize("offered", [["PLAIN"], [], ["PLAIN", "scram-sha-256"]])
-def test_another_mechanism_is_never_tried(server, cluster, offered, caplog) -> None:
+def test_producer_tries_no_other_mechanism(server, cluster, offered, caplog) -> None:
     cluster.sasl.mechanisms = offered
     text = refused(server, cluster, UnsupportedSaslMechanismError)
     assert "sasl.mechanism=SCRAM-SHA-256" in text
@@ -198,7 +198,7 @@ def test_another_mechanism_is_never_tried(server, cluster, offered, caplog) -> N
     assert cluster.sasl.tokens_heard == []
 
 
-def test_a_listener_without_sasl(server, cluster) -> None:
+def test_listener_without_sasl_is_refused(server, cluster) -> None:
     cluster.sasl = None
     with producer(server) as made:
         assert isinstance(failure(made), IllegalSaslStateError)
@@ -217,13 +217,13 @@ def test_a_listener_without_sasl(server, cluster) -> None:
         ({"twist_final": lambda text: "v=AAAA"}, "is wrong"),
     ],
 )
-def test_a_server_that_is_not_to_be_trusted(server, cluster, twist, why) -> None:
+def test_untrusted_server_is_refused(server, cluster, twist, why) -> None:
     cluster.sasl.make_scram = lambda hash_name, users: _lax(ScramServer(hash_name, users, **twist))
     assert why in refused(server, cluster, SaslAuthenticationError)
 
 
 def _lax(server: ScramServer) -> ScramServer:
-    """Lets anybody in, as one that wants to be believed does."""
+    """A server that accepts every user, as an untrusted one would."""
     hear_final = server.hear_final
     server.hear_final = lambda message: hear_final(message) or server.twist_final("v=AAAA").encode()  # type: ignore[method-assign]
     if server.iterations > 10**6:
@@ -231,7 +231,7 @@ def _lax(server: ScramServer) -> ScramServer:
     return server
 
 
-def test_what_a_server_says_is_one_line_and_no_secret(server, cluster, caplog) -> None:
+def test_error_has_the_servers_text_on_one_line_without_secrets(server, cluster, caplog) -> None:
     cluster.sasl.mechanisms, cluster.sasl.users = ["PLAIN"], {}
     cluster.sasl.refusal = f"no\nERROR root logged in with {PASSWORD}" + "x" * 5_000
     jaas = f"PlainLoginModule required username='alice' password='{PASSWORD}';"
@@ -243,7 +243,7 @@ def test_what_a_server_says_is_one_line_and_no_secret(server, cluster, caplog) -
     assert PASSWORD not in caplog.text
 
 
-# ---- accidents: tried again ------------------------------------------------------------------------------------------
+# ---- failures that the producer retries ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("api_key", [ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE])
@@ -261,7 +261,7 @@ def test_what_a_server_says_is_one_line_and_no_secret(server, cluster, caplog) -
     ],
     ids=["cut before", "cut after", "short", "another id", "-1", "2 GB", "1 MB", "zeroes"],
 )
-def test_an_accident_on_the_way_is_tried_again(server, cluster, api_key, hook) -> None:
+def test_failure_during_the_login_is_retried(server, cluster, api_key, hook) -> None:
     zeroes_are_an_answer = {ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
     with server.lock:
         cluster.on(api_key, hook, times=2)
@@ -269,12 +269,12 @@ def test_an_accident_on_the_way_is_tried_again(server, cluster, api_key, hook) -
         error = outcome(made)
     if error is None:
         assert values(cluster) == [b"x"]
-    else:  # a message of nothing but zeroes is a proof of nothing
+    else:  # a message of zeroes proves nothing
         assert api_key in zeroes_are_an_answer
         assert isinstance(error, SaslAuthenticationError)
 
 
-def test_silent_server_costs_one_connection_timeout(server, cluster) -> None:
+def test_silent_server_takes_one_connection_timeout(server, cluster) -> None:
     with server.lock:
         cluster.on(ApiKey.SASL_AUTHENTICATE, faults.lose_response(), times=None)
     settings = {"max_block_ms": 1_500, "socket_connection_setup_timeout_ms": 300}
@@ -309,7 +309,7 @@ def test_close_does_not_wait_for_a_login(server, cluster) -> None:
 # ---- sessions that end -----------------------------------------------------------------------------------------------
 
 
-def test_a_session_is_renewed_under_load_and_nothing_is_lost_or_out_of_order(server, cluster) -> None:
+def test_session_is_renewed_under_load_without_loss_or_reordering(server, cluster) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     cluster.sasl.session_lifetime_ms, cluster.sasl.grace_ms = 1_200, 1_200
@@ -332,12 +332,12 @@ def test_a_session_is_renewed_under_load_and_nothing_is_lost_or_out_of_order(ser
     assert found == sent
     renewals = [mechanism for mechanism, is_renewal in cluster.sasl.logins if is_renewal]
     assert len(renewals) >= 3
-    assert len(cluster.sasl.logins) - len(renewals) == 3  # to bootstrap.servers and to each node, once
+    assert len(cluster.sasl.logins) - len(renewals) == 3  # once to bootstrap.servers and once to each node
     assert cluster.sasl.expired == 0
 
 
 def _delayed(rng: random.Random) -> Callable[..., Answer]:
-    """Answers on their way when the renewal begins."""
+    """A server whose responses are still on their way when the renewal begins."""
 
     def hook(cluster: Any, exchange: Any, proceed: Callable[[], Answer]) -> Answer:
         return dataclasses.replace(proceed(), delay_ms=rng.randrange(30))
@@ -345,7 +345,7 @@ def _delayed(rng: random.Random) -> Callable[..., Answer]:
     return hook
 
 
-def test_a_renewal_that_is_not_answered_is_a_lost_connection(server, cluster) -> None:
+def test_unanswered_renewal_is_a_lost_connection(server, cluster) -> None:
     cluster.sasl.session_lifetime_ms = 1_200
     with producer(server, request_timeout_ms=400) as made:
         made.send("t", b"first", partition=0).result(timeout=20)
@@ -368,8 +368,8 @@ def test_refused_renewal_fails_in_flight_requests(server, cluster) -> None:
     assert values(cluster) == [b"first"]
 
 
-def test_a_node_of_before_sessions_ended(server, cluster) -> None:
-    """SaslAuthenticate 0 knows no lifetime."""
+def test_old_node_without_session_lifetimes_works(server, cluster) -> None:
+    """SaslAuthenticate version 0 has no session lifetime."""
     from support.scripted_broker.versions import KAFKA_2_1
 
     cluster.versions = KAFKA_2_1
@@ -379,12 +379,12 @@ def test_a_node_of_before_sessions_ended(server, cluster) -> None:
 
 
 def _lifetime(lifetime_ms: int) -> faults.Hook:
-    """The last field but for the (empty) tags."""
+    """Replace the last field before the (empty) tags."""
     return faults.corrupt(lambda frame: frame[:-9] + struct.pack(">q", lifetime_ms) + frame[-1:])
 
 
 @pytest.mark.parametrize("lifetime_ms", [-1, 1, 10**15])
-def test_lifetimes_that_no_broker_gives(server, cluster, lifetime_ms) -> None:
+def test_implausible_session_lifetimes_cause_few_logins(server, cluster, lifetime_ms) -> None:
     with server.lock:
         cluster.on(ApiKey.SASL_AUTHENTICATE, _lifetime(lifetime_ms), times=None)
     with producer(server) as made:
@@ -394,7 +394,7 @@ def test_lifetimes_that_no_broker_gives(server, cluster, lifetime_ms) -> None:
 
 
 @pytest.mark.parametrize("lifetime_ms", [-(2**63), 2**63 - 1])
-def test_lifetimes_beyond_all_time(server, cluster, lifetime_ms) -> None:
+def test_session_lifetime_out_of_range_is_an_error(server, cluster, lifetime_ms) -> None:
     with server.lock:
         cluster.on(ApiKey.SASL_AUTHENTICATE, _lifetime(lifetime_ms), times=None)
     with producer(server, max_block_ms=1_000) as made:

@@ -1,4 +1,4 @@
-"""A producer whose brokers do not get through TLS's handshake, over real sockets."""
+"""A producer whose brokers do not complete the TLS handshake, over real sockets."""
 
 from __future__ import annotations
 

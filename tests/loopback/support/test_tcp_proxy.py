@@ -1,4 +1,4 @@
-"""The proxy does to real connections what it is told, and to their bytes nothing else."""
+"""The proxy changes connections as the test asks, and never their bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.tcp_proxy import TcpProxy, Way
 
 
 class Echo:
-    """A server that sends back what it gets, and notes it."""
+    """A server that sends back the received bytes, and keeps them."""
 
     def __init__(self) -> None:
         self.received = bytearray()
@@ -89,7 +89,7 @@ def until(condition: object, timeout_s: float = 5.0) -> None:
     [{}, {"slice_bytes": 1}, {"slice_bytes": 7, "delay_s": 0.01}, {"bytes_per_s": 200_000.0}],
     ids=["plain", "bytes", "slices", "narrow"],
 )
-def test_bytes_arrive_as_they_were_sent_and_so_does_the_end(proxy: TcpProxy, conditions: dict[str, float]) -> None:
+def test_bytes_and_end_of_a_connection_pass_unchanged(proxy: TcpProxy, conditions: dict[str, float]) -> None:
     proxy.shape(**conditions)  # type: ignore[arg-type]
     sent = os.urandom(20_000)
     with connect(proxy) as client:
@@ -100,7 +100,7 @@ def test_bytes_arrive_as_they_were_sent_and_so_does_the_end(proxy: TcpProxy, con
     assert proxy.passed == {Way.UP: len(sent), Way.DOWN: len(sent)}
 
 
-def test_a_delay_and_a_width_make_it_slow(proxy: TcpProxy) -> None:
+def test_delay_and_bandwidth_make_it_slow(proxy: TcpProxy) -> None:
     with connect(proxy) as client:
         proxy.shape(delay_s=0.1)
         began = time.monotonic()
@@ -115,7 +115,7 @@ def test_a_delay_and_a_width_make_it_slow(proxy: TcpProxy) -> None:
         assert time.monotonic() - began >= 0.3
 
 
-def test_a_narrow_way_fills_the_senders_buffers(echo: Echo) -> None:
+def test_low_bandwidth_fills_the_senders_buffers(echo: Echo) -> None:
     with TcpProxy(echo.address, receive_buffer_bytes=4096) as proxy, connect(proxy, 0.3) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         proxy.shape(Way.UP, bytes_per_s=1.0)
@@ -125,7 +125,7 @@ def test_a_narrow_way_fills_the_senders_buffers(echo: Echo) -> None:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_cut_ends_both_sides_and_new_connections_come_through(proxy: TcpProxy, echo: Echo, reset: bool) -> None:
+def test_cut_ends_both_sides_and_new_connections_pass(proxy: TcpProxy, echo: Echo, reset: bool) -> None:
     with connect(proxy) as client:
         client.sendall(b"x")
         assert receive(client, 1) == b"x"
@@ -141,7 +141,7 @@ def test_a_cut_ends_both_sides_and_new_connections_come_through(proxy: TcpProxy,
         assert receive(client, 5) == b"again"
 
 
-def test_a_connection_ends_after_so_many_bytes(proxy: TcpProxy) -> None:
+def test_connection_ends_after_the_given_bytes(proxy: TcpProxy) -> None:
     with connect(proxy) as client:
         proxy.cut_after(1_000, Way.DOWN, reset=False)
         client.sendall(bytes(5_000))
@@ -151,7 +151,7 @@ def test_a_connection_ends_after_so_many_bytes(proxy: TcpProxy) -> None:
         assert receive(client, 5_000) == bytes(5_000)
 
 
-def test_where_it_refuses_nobody_connects_until_it_heals(proxy: TcpProxy) -> None:
+def test_refused_connections_fail_until_the_proxy_heals(proxy: TcpProxy) -> None:
     proxy.refuse()
     with pytest.raises(ConnectionRefusedError):
         connect(proxy)
@@ -159,7 +159,7 @@ def test_where_it_refuses_nobody_connects_until_it_heals(proxy: TcpProxy) -> Non
     connect(proxy).close()
 
 
-def test_half_open_connections_are_silent_and_new_ones_are_not(proxy: TcpProxy, echo: Echo) -> None:
+def test_only_existing_half_open_connections_are_silent(proxy: TcpProxy, echo: Echo) -> None:
     with connect(proxy, 0.3) as client:
         client.sendall(b"x")
         assert receive(client, 1) == b"x"
@@ -176,7 +176,7 @@ def test_half_open_connections_are_silent_and_new_ones_are_not(proxy: TcpProxy, 
     assert bytes(echo.received) == b"xheard"
 
 
-def test_a_black_hole_answers_no_attempt_to_connect(proxy: TcpProxy) -> None:
+def test_black_hole_answers_no_connection_attempt(proxy: TcpProxy) -> None:
     proxy.black_hole()
     with pytest.raises(TimeoutError):
         connect(proxy, 0.4)
@@ -186,7 +186,7 @@ def test_a_black_hole_answers_no_attempt_to_connect(proxy: TcpProxy) -> None:
         assert receive(client, 1) == b"x"
 
 
-def test_what_is_held_goes_on_when_its_sender_has_long_gone(proxy: TcpProxy, echo: Echo) -> None:
+def test_held_bytes_arrive_after_their_sender_has_gone(proxy: TcpProxy, echo: Echo) -> None:
     with connect(proxy) as client:
         client.sendall(b"before ")
         until(lambda: bytes(echo.received) == b"before ")
@@ -199,7 +199,7 @@ def test_what_is_held_goes_on_when_its_sender_has_long_gone(proxy: TcpProxy, ech
     assert echo.ended.wait(5)
 
 
-def test_what_is_parked_waits_and_new_connections_do_not(proxy: TcpProxy, echo: Echo) -> None:
+def test_parked_connection_waits_and_new_ones_do_not(proxy: TcpProxy, echo: Echo) -> None:
     with connect(proxy) as client:
         client.sendall(b"1")
         assert receive(client, 1) == b"1"
@@ -214,7 +214,7 @@ def test_what_is_parked_waits_and_new_connections_do_not(proxy: TcpProxy, echo: 
         assert receive(client, 1) == b"4"
 
 
-def test_no_socket_and_no_thread_is_left(echo: Echo) -> None:
+def test_no_socket_or_thread_remains(echo: Echo) -> None:
     def state() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 

@@ -28,7 +28,7 @@ def seen(windows: Windows[Counts], now_ms: int) -> tuple[int, int, int]:
     return reading.total.things, reading.recent.things, reading.recent.max_size
 
 
-def test_nothing_is_counted_before_the_first_event() -> None:
+def test_reading_before_the_first_event_is_zero() -> None:
     windows = Windows(Counts)
     assert seen(windows, 5_000) == (0, 0, 0)
     assert windows.read(5_000).window_s == 30
@@ -87,7 +87,7 @@ def test_rate_is_over_the_time_since_the_oldest_sample(now_ms: int, window_s: fl
     assert windows.read(now_ms).window_s == window_s
 
 
-def test_the_time_of_a_rate_moves_on_with_the_samples() -> None:
+def test_time_of_a_rate_moves_on_with_the_samples() -> None:
     windows = Windows(Counts)
     for now_ms in (0, 30_000, 60_000):
         count(windows, now_ms, 1)

@@ -22,7 +22,7 @@ def guarded(folder: Path | None) -> tuple[Watchdog, psutil.Process]:
     return watchdog, guard
 
 
-def test_closing_kills_what_runs_and_removes_the_folder(tmp_path: Path) -> None:
+def test_close_kills_processes_and_removes_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "doomed"
     folder.mkdir()
     watchdog = Watchdog(folder)
@@ -45,7 +45,7 @@ def test_ctrl_c_reaches_neither_guard_nor_process(tmp_path: Path) -> None:
     assert open_files() == before
 
 
-def test_a_process_that_was_reaped_is_not_killed_again(tmp_path: Path) -> None:
+def test_process_that_was_reaped_is_not_killed_again(tmp_path: Path) -> None:
     watchdog = Watchdog(None)
     with (tmp_path / "out").open("wb") as output:
         reaped = watchdog.spawn(["true"], folder=tmp_path, output=output)
@@ -63,7 +63,7 @@ def test_a_process_that_was_reaped_is_not_killed_again(tmp_path: Path) -> None:
     assert (tmp_path / "out").exists(), "a folder that was not given is not removed"
 
 
-def test_a_forked_child_that_lives_on_holds_nobody_up(tmp_path: Path) -> None:
+def test_forked_child_that_lives_on_delays_no_close(tmp_path: Path) -> None:
     """Bug: it held the guard's pipe open, as a pool of processes does: `stop` waited 30 s and raised TimeoutExpired."""
     folder = tmp_path / "doomed"
     folder.mkdir()
@@ -101,7 +101,7 @@ def test_killed_guard_does_not_prevent_a_close(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_the_pid_is_the_commands_own_and_its_output_is_kept(tmp_path: Path) -> None:
+def test_pid_is_that_of_the_command_and_output_is_kept(tmp_path: Path) -> None:
     watchdog = Watchdog(None)
     with (tmp_path / "out").open("wb") as output:
         process = watchdog.spawn(["sh", "-c", "echo $$; echo problem >&2; pwd"], folder=tmp_path, output=output)

@@ -1,4 +1,4 @@
-"""Padding is taken out of an Arrow batch, small batches are joined, and the records are as they were."""
+"""Arrow batches lose their padding, small batches are joined, and the records do not change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def random_cell(rng: random.Random, data_type: pa.DataType) -> object:
 
 
 @pytest.mark.parametrize("share_of_records", [0.0, 0.1, 0.9, 1.0])
-def test_records_stay_as_they_were(share_of_records: float) -> None:
+def test_removal_of_padding_changes_no_record(share_of_records: float) -> None:
     rng = random.Random(str(share_of_records))
     for rows in (1, 8, 9, 200):
         marks = [rng.random() < share_of_records for _ in range(rows)]
@@ -62,7 +62,7 @@ def test_a_batch_without_the_column_has_no_padding() -> None:
     assert without_padding(batch) is batch
 
 
-def test_the_last_write_to_a_topic_is_known() -> None:
+def test_last_write_to_a_topic_is_remembered() -> None:
     writes = LastWrites()
     assert writes.of("t") is None
     writes.learn("t", 10, 1_000)
@@ -74,7 +74,7 @@ def test_the_last_write_to_a_topic_is_known() -> None:
 
 
 @pytest.mark.parametrize("mean_bytes", [None, 1, 94, 95, 96, 130.5, 1_000, 3_276, 3_277, 900_000])
-def test_a_limit_of_rows_stands_for_four_megabytes(mean_bytes: float | None) -> None:
+def test_row_limit_corresponds_to_four_megabytes(mean_bytes: float | None) -> None:
     rows = padded_rows(None if mean_bytes is None else LastWrite(100_000, int(100_000 * mean_bytes)))
     assert rows is not None
     assert rows.row_bytes >= min(1.25 * (mean_bytes or 0), 4_096)
@@ -87,7 +87,7 @@ def test_after_a_small_write_rows_are_not_padded() -> None:
 
 
 def rows_of(size: int, *counts: int) -> list[pa.RecordBatch]:
-    """Batches of as many rows as `counts`, each with a value of its own of `size` characters."""
+    """Batches with the row numbers in `counts`, each with a distinct value of `size` characters."""
     batches, first = [], 0
     for count in counts:
         values = [str(number).zfill(size) for number in range(first, first + count)]
@@ -120,7 +120,7 @@ def test_small_batches_are_joined_up_to_about_four_megabytes(size: int, counts: 
     assert all(batch.column(1).null_count == batch.num_rows for batch in together)
 
 
-def test_what_is_large_enough_is_not_copied() -> None:
+def test_large_batch_is_not_copied() -> None:
     batches = rows_of(1_000, 4_000, 4_000)
     assert all(one is other for one, other in zip(joined(batches, lambda: True), batches, strict=True))
 
@@ -152,13 +152,13 @@ def test_batches_are_not_joined_if_not_worth_it(size: int, counts: list[int], be
     assert asked in ([1], [])
 
 
-def test_batches_of_another_schema_are_left_apart() -> None:
+def test_batches_of_different_schemas_are_not_joined() -> None:
     first, other = rows_of(10, 5, 5), pa.RecordBatch.from_pydict({"value": [b"bytes"]})
     assert [batch.num_rows for batch in joined([*first, *first, other, *first], lambda: True)] == [20, 1, 10]
 
 
-def test_batches_are_joined_by_what_pyarrow_18_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: concat_batches came with 19; with 18, which Spark takes, tasks failed with a bare AttributeError."""
+def test_batches_are_joined_with_pyarrow_18(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: concat_batches came with 19. With 18, which Spark accepts, tasks failed with a bare AttributeError."""
     monkeypatch.delattr(pa, "concat_batches", raising=False)
     assert [batch.to_pylist() for batch in joined(rows_of(1, 2, 0, 1), lambda: True)] == [
         [row for batch in rows_of(1, 2, 0, 1) for row in batch.to_pylist()]
@@ -167,7 +167,7 @@ def test_batches_are_joined_by_what_pyarrow_18_has(monkeypatch: pytest.MonkeyPat
 
 
 class CountingBatch:
-    """Of one row; notes how often somebody asks for its bytes."""
+    """A batch of one row that counts how often its size in bytes is read."""
 
     num_rows, schema, asked = 1, None, 0
 
@@ -178,13 +178,13 @@ class CountingBatch:
 
 
 def test_tiny_batches_are_added_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: all that waited was added up for each batch, which with one row in each takes minutes."""
+    """Bug: each new batch added up all waiting batches, which took minutes with one row in each."""
     monkeypatch.setattr(arrow_batches, "_one_of", lambda waiting: [len(waiting), waiting.clear()][0])
     assert list(joined([CountingBatch() for _ in range(2_000)], lambda: True)) == [2_000]
     assert CountingBatch.asked == 2_000
 
 
-def test_what_was_joined_or_handed_over_is_not_kept() -> None:
+def test_joined_batches_are_not_kept() -> None:
     before = pa.total_allocated_bytes()
     batches = joined((batch for number in range(9) for batch in rows_of(100, 10_000)), lambda: True)
     for whole in batches:
@@ -223,7 +223,7 @@ class _Thread:
 
 
 def test_interrupt_while_setting_limits_leaves_none_set() -> None:
-    """Bug: the first one, no limit of bytes, stayed for all that the thread asked of Spark afterwards."""
+    """Bug: the first property, no limit of bytes, stayed set for everything that the thread did in Spark afterwards."""
     context: Any = _Thread()
     with (
         pytest.raises(KeyboardInterrupt),

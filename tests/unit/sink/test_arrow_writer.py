@@ -1,4 +1,4 @@
-"""Arrow batches of a task into a producer that follows a script."""
+"""Arrow batches of a task, written to a scripted producer."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_row_that_fails_fails_the_task_with_its_place() -> None:
         list(write_arrow(config(), pool_of(producer), [batch(value=pa.array(["a"]))]))
 
 
-def test_a_row_of_which_nothing_is_heard_fails_the_task() -> None:
+def test_row_without_an_outcome_fails_the_task() -> None:
     producer = ScriptedProducer(on_flush=lambda _: None)
     with pytest.raises(KafkaError, match="1 of 1 rows were sent and neither acknowledged nor refused"):
         list(write_arrow(config(), pool_of(producer), [batch(value=pa.array(["a"]))]))
@@ -144,14 +144,14 @@ def test_error_of_the_rows_is_raised_without_flush() -> None:
     assert producer.flushes == 0
 
 
-def test_rows_go_by_the_delivery_that_is_given() -> None:
+def test_rows_go_through_the_given_delivery() -> None:
     producer = ScriptedProducer()
     write_all(TaskDelivery(config(), pool_of(producer)), [batch(value=pa.array(["a"]))])
     assert [sent.rows("value") for sent in producer.sent] == [[(b"a",)]]
     assert producer.flushes == 1
 
 
-def test_a_task_that_fails_gives_its_producer_back() -> None:
+def test_failed_task_returns_its_producer() -> None:
     pool = pool_of(ScriptedProducer())
     batches = [batch(value=pa.array(["a"])), batch(value=pa.array(["b"]), timestamp=pa.array([-2]))]
     with pytest.raises(SchemaError):

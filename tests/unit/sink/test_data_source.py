@@ -1,4 +1,4 @@
-"""The data source without Spark: what it refuses, what a writer does with Arrow batches, what it reports."""
+"""The data source without Spark: its refusals, its writer's Arrow batches, and its reports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def schema(**columns: DataType) -> StructType:
 
 
 def source(**options: str) -> KafkaSinkDataSource:
-    """As Spark makes it: keys in lower case."""
+    """A data source as Spark makes it, with option keys in lower case."""
     return KafkaSinkDataSource(CaseInsensitiveDict({**OPTIONS, **options}))
 
 
@@ -56,7 +56,7 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
 
 @pytest.fixture
 def producer(monkeypatch: pytest.MonkeyPatch) -> ScriptedProducer:
-    """What the writers of this test write to."""
+    """The producer of this test's writers."""
     producer = ScriptedProducer()
     pool = ProducerPool(lambda _: producer, FakeClock())
     monkeypatch.setattr(data_source, "process_pool", lambda: pool)
@@ -65,7 +65,7 @@ def producer(monkeypatch: pytest.MonkeyPatch) -> ScriptedProducer:
 
 def write(*batches: pa.RecordBatch, options: dict[str, str] | None = None) -> TaskWritten:
     writer = source(**(options or {})).streamWriter(schema(value=TEXT, topic=TEXT), False)
-    return pickle.loads(pickle.dumps(writer)).write(iter(batches))  # as it comes to a task
+    return pickle.loads(pickle.dumps(writer)).write(iter(batches))  # as a task receives it
 
 
 # ---- on the driver -------------------------------------------------------------------------------------------------
@@ -142,7 +142,9 @@ def test_without_the_topic_option_there_must_be_a_topic_column() -> None:
 
 
 def test_missing_options_error_explains_table_options() -> None:
-    """Bug: of a table made with OPTIONS it said that kafka.bootstrap.servers is missing, and to give it."""
+    """Bug: for a table made with OPTIONS the error said that kafka.bootstrap.servers is missing, although the user had
+    set it.
+    """
     with pytest.raises(
         ConfigError, match=r"OPTIONS of a table.*INSERT INTO t WITH \('kafka\.bootstrap\.servers' "
     ) as error:
@@ -223,7 +225,7 @@ def test_a_time_before_1970_is_refused(producer: ScriptedProducer, times: pa.Arr
     assert not producer.sent
 
 
-def test_of_two_columns_of_one_name_the_first_counts(producer: ScriptedProducer) -> None:
+def test_first_of_two_columns_with_one_name_counts(producer: ScriptedProducer) -> None:
     rows = pa.RecordBatch.from_arrays([pa.array(["first"]), pa.array(["second"])], names=["value", "value"])
     write(rows)
     assert producer.sent[0].rows("value") == [(b"first",)]
@@ -276,12 +278,12 @@ def test_tasks_of_other_machines_compare_time_of_day(
     assert report_of(written).duration == 2.0
 
 
-def test_a_clock_that_is_set_back_makes_no_negative_duration() -> None:
+def test_clock_set_back_makes_no_negative_duration() -> None:
     assert report_of([message(0, 10, 3_000, 1_000)]).duration == 0
 
 
 def test_commit_messages_take_under_200_bytes_a_partition() -> None:
-    """It holds what all have told at once: with 2,000 tasks and 200 partitions 400,000 times as much."""
+    """The driver holds all messages at once: with 2,000 tasks and 200 partitions that is 400,000 times the size."""
     delivered = {TopicPartition("orders", each): Delivered(5_000, 500_000, 10**9 + each) for each in range(200)}
     told = pickle.dumps(TaskWritten(report_columns(delivered, 200, 0), 1, 2))
     pickle.loads(told)
@@ -296,11 +298,11 @@ def test_commit_messages_take_under_200_bytes_a_partition() -> None:
     assert peak < 10 * 200 * 200
 
 
-def test_a_batch_without_a_task_is_a_report_too() -> None:
+def test_batch_without_a_task_makes_a_report() -> None:
     assert report_of([]).records == 0
 
 
-def test_commit_says_what_was_written_and_abort_what_stays(caplog: pytest.LogCaptureFixture) -> None:
+def test_commit_logs_written_rows_and_abort_logs_remaining_ones(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spark_kafka_sink")
     stream, write_ = source().streamWriter(schema(value=TEXT), False), source().writer(schema(value=TEXT), False)
     sent = [message(0, 1_000, 1_000, 1_500)]
@@ -320,7 +322,7 @@ def test_commit_says_what_was_written_and_abort_what_stays(caplog: pytest.LogCap
 
 @pytest.fixture
 def bare_logging(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
-    """The package's logger as in a worker of Spark's, where nothing is set up."""
+    """The package's logger as in Spark's Python worker, where no logging is configured."""
     package = logging.Logger("spark_kafka_sink")
     monkeypatch.setattr(worker, "_package_log", package)
     return package

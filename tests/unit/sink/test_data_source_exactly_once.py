@@ -1,4 +1,4 @@
-"""The data source's exactly-once writers, on scripted nodes: how a batch is begun, is committed, or fails."""
+"""The data source's exactly-once writers, on scripted nodes: a batch begins, commits or fails."""
 
 from __future__ import annotations
 
@@ -54,23 +54,25 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Co
 
 @pytest.fixture(autouse=True)
 def _own_level(caplog: pytest.LogCaptureFixture) -> None:
-    """The writers set a level where there is none; this one is taken back."""
+    """Restore the log level, which the writers set where there is none."""
     caplog.set_level(logging.INFO, "spark_kafka_sink")
 
 
 def travelled(writer: Any) -> Any:
-    """As Spark makes a writer ready for the tasks; on what comes of that it calls `commit` or `abort`."""
+    """Pickle and restore a writer, as Spark does on the way to the tasks; Spark calls `commit` or `abort` on the
+    result.
+    """
     return pickle.loads(pickle.dumps(writer))
 
 
 def leave_open(bench: CoordinatorBench, prefix: str = PREFIX) -> None:
-    """What a task leaves whose worker was killed: it tells nothing."""
+    """Leave the open transaction of a task whose worker was killed before it sent a message."""
     open_ = bench.raw.begin(task_id(prefix, 0, 0))
     bench.raw.write(open_, TopicPartition("t", 0), "row")
 
 
 def written(bench: CoordinatorBench, batch_start: BatchStart) -> TaskWritten:
-    """What a task of partition 0 tells that wrote a row."""
+    """The message of a task of partition 0 that wrote a row."""
     open_ = bench.raw.begin(task_id(batch_start.prefix, 0, 0))
     bench.raw.write(open_, TopicPartition("t", 0), "row")
     task = TaskTransaction(open_, 0, 1)
@@ -107,7 +109,7 @@ def test_named_query_needs_a_default_checkpoint_location(monkeypatch: pytest.Mon
 def test_batch_write_beside_a_query_is_refused_before_it_begins(
     bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, has_query: bool | None
 ) -> None:
-    """Bug: a write by a thread of foreachBatch that used another session was accepted, and came twice."""
+    """Bug: a thread of foreachBatch that used another session could write, and its rows came twice."""
     monkeypatch.setattr(data_source, "has_query_thread", lambda: has_query)
     with pytest.raises(ConfigError, match=r"write\.outside\.queries=true"):
         travelled(KafkaBatchWriter(CONFIG, PREFIX))
@@ -116,7 +118,7 @@ def test_batch_write_beside_a_query_is_refused_before_it_begins(
     assert travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start is not None
 
 
-def test_a_batch_is_begun_once_though_its_writer_travels_twice(bench: CoordinatorBench) -> None:
+def test_batch_begins_once_although_its_writer_is_pickled_twice(bench: CoordinatorBench) -> None:
     writer = KafkaBatchWriter(CONFIG, PREFIX)
     first, second = travelled(writer), travelled(writer)
     assert first._batch_start is not None
@@ -137,7 +139,9 @@ def test_a_batch_write_counts_when_it_is_committed(bench: CoordinatorBench, pref
 
 @pytest.mark.parametrize("prefix", [None, PREFIX])
 def test_write_without_prefix_reads_no_decision(bench: CoordinatorBench, prefix: str | None) -> None:
-    """Bug: it read all that others had decided in its partition, seconds beside a stream of some hours."""
+    """Bug: it read all decisions of other prefixes in its partition, which took seconds beside a stream of some
+    hours.
+    """
     place = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
     others = bench.raw.begin("others/driver")
     bench.raw.write(others, place, "a decision of others")
@@ -206,7 +210,9 @@ def test_write_failed_before_any_message_leaves_nothing_open(
 
 
 def test_failed_write_is_aborted_beside_an_open_decision(bench: CoordinatorBench) -> None:
-    """Under version 1 the abort reads the decision, because a commit may run beside it; version 2 tells them apart."""
+    """Under version 1 the abort reads the decision, because a commit may run beside it. Version 2 can distinguish the
+    two.
+    """
     writer = travelled(KafkaBatchWriter(CONFIG))
     leave_open(bench, writer._prefix)
     place = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, writer._prefix).place
@@ -231,7 +237,9 @@ def test_failed_stream_batch_is_aborted_by_task_messages(
 def test_failed_abort_log_says_what_ends_transactions(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Bug: of a batch write under a prefix it was said that a start ends them, which writes all rows anew."""
+    """Bug: for a batch write under a prefix the log said that a start ends them, but that start writes all rows
+    again.
+    """
     writers = [travelled(KafkaBatchWriter(CONFIG, prefix)) for prefix in (PREFIX, None)]
     for each in writers:
         leave_open(bench, each._prefix)
@@ -251,7 +259,7 @@ def test_failed_abort_log_says_what_ends_transactions(
 def test_command_in_failure_names_another_decision_topic(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Bug: typed as it stood, it found nothing decided, and aborted what was."""
+    """Bug: the printed command found no decision in the default topic, and aborted a decided batch."""
     writer = travelled(KafkaBatchWriter(replace(CONFIG, decision_topic="mine")))
     leave_open(bench, writer._prefix)
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError), times=None)
@@ -260,7 +268,7 @@ def test_command_in_failure_names_another_decision_topic(
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_what_its_coordinator_does_not_abort_is_not_called_aborted(
+def test_transaction_with_a_refused_abort_is_not_called_aborted(
     bench: CoordinatorBench, is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG, PREFIX))
@@ -289,7 +297,7 @@ def test_failure_is_logged_if_cluster_cannot_be_reached(
 def test_stopped_stream_without_finished_task_leaves_nothing_open(
     bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Bug: readers of the topic, those of other producers' rows too, waited until the transactions timed out."""
+    """Bug: readers of the topic, also of other producers' rows, waited until the transactions timed out."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     travelled(KafkaStreamWriter(CONFIG, PREFIX))
     leave_open(bench)
@@ -297,12 +305,12 @@ def test_stopped_stream_without_finished_task_leaves_nothing_open(
     assert bench.state("orders/0") == "CompleteAbort"
 
 
-def test_stopped_stream_leaves_a_later_driver_alone(
+def test_stopped_stream_does_not_fence_a_later_driver(
     bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     travelled(KafkaStreamWriter(CONFIG, PREFIX))
-    monkeypatch.delenv("SPARK_LOCAL_DIRS")  # the later driver is another application's
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")  # the later driver belongs to another application
     later = travelled(KafkaStreamWriter(CONFIG, PREFIX))
     message = written(bench, later._batch_start)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
@@ -312,7 +320,7 @@ def test_stopped_stream_leaves_a_later_driver_alone(
     assert bench.state("orders/0") == "CompleteCommit"
 
 
-def test_abort_after_a_batch_that_was_committed_ends_nothing(
+def test_abort_after_a_committed_batch_ends_nothing(
     bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))

@@ -1,4 +1,4 @@
-"""What a task tells of its rows, from what the producer told it."""
+"""A task's report on its rows, computed from the producer's acknowledgements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ def delivery_by(producer: ScriptedProducer) -> TaskDelivery:
 
 def test_partition_sums_its_runs_and_keeps_last_offset() -> None:
     counts = RowCounts()
-    for told in (run(0, 10, 5, 500), run(1, 0, 1, 70), run(0, 3, 2, 30)):  # a retry is told after what follows it
+    for told in (
+        run(0, 10, 5, 500),
+        run(1, 0, 1, 70),
+        run(0, 3, 2, 30),
+    ):  # the outcome of a retry comes after that of later runs
         counts(told, None)
     assert counts.delivered == {
         TopicPartition("t", 0): Delivered(7, 530, 14),
@@ -58,7 +62,7 @@ def test_first_of_several_errors_is_raised() -> None:
 
 
 def test_delivery_begins_with_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it Spark keeps a small task's rows for 40 ms."""
+    """Without it Spark delays the rows of a small task by 40 ms."""
     told: list[Any] = []
     monkeypatch.setattr(delivery_module, "acknowledge_now", lambda: told.append("all"))
     delivery_by(ScriptedProducer())
@@ -82,7 +86,7 @@ def test_a_task_without_rows_went_to_no_topic() -> None:
 
 
 class ScriptedTransaction:
-    """Writes down what a delivery asks of it, in order. The producer writes its flush down too."""
+    """Record the calls of a delivery in order, together with the producer's flush."""
 
     def __init__(self, producer: ScriptedProducer, *, takes_rows: bool = True) -> None:
         self.asked: list[str] = []
@@ -149,7 +153,7 @@ def test_producer_of_a_transaction_that_is_not_prepared_is_closed() -> None:
     assert len(producer.closed_with) == 1
 
 
-def test_rows_that_the_transaction_does_not_take_are_not_sent() -> None:
+def test_rows_refused_by_the_transaction_are_not_sent() -> None:
     producer = ScriptedProducer()
     transaction = ScriptedTransaction(producer, takes_rows=False)
     delivery = delivery_into(transaction, producer)

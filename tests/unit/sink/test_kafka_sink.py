@@ -49,7 +49,7 @@ class BenchSink(KafkaSink):
         return len(self.pool._lent)
 
 
-def test_options_come_as_a_mapping_by_keyword_or_both() -> None:
+def test_options_are_a_mapping_keywords_or_both() -> None:
     wanted = repr(KafkaSink(OPTIONS))
     assert repr(KafkaSink(topic="orders", **{"kafka.bootstrap.servers": "h1:9092"})) == wanted
     assert repr(KafkaSink({"kafka.bootstrap.servers": "h1:9092"}, topic="orders")) == wanted
@@ -60,7 +60,7 @@ def test_an_option_given_both_ways_is_refused() -> None:
         KafkaSink(OPTIONS, topic="other")
 
 
-def test_options_that_are_no_mapping_are_refused() -> None:
+def test_options_of_another_type_are_refused() -> None:
     with pytest.raises(ConfigError, match="takes a mapping of options, not str"):
         KafkaSink("h1:9092")  # type: ignore[arg-type]
 
@@ -187,7 +187,7 @@ def test_an_error_of_the_rows_themselves_passes_through_without_waiting() -> Non
 
 
 class Session:
-    """Runs the tasks as a driver's session does, and decides nothing."""
+    """Run the tasks as a driver's session does, and decide nothing."""
 
     made: ClassVar[list[Session]]
 
@@ -272,7 +272,7 @@ def test_micro_batch_goes_to_session_of_its_query(
 def test_exactly_once_write_inside_foreach_batch_is_refused(
     sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: when Spark ran the batch again its rows were written again, for each write is one of its own."""
+    """Bug: Spark ran the batch again, and its rows were written twice, because each write is a new one."""
     properties = {"sql.streaming.queryId": "q1"}
     context = SimpleNamespace(getLocalProperty=properties.get)
     monkeypatch.setattr(running_query, "context_of_thread", lambda session: context)

@@ -38,8 +38,8 @@ def test_an_option_given_twice_in_different_case_is_refused() -> None:
         parse(topic="a", Topic="b")
 
 
-def test_a_name_that_is_no_text_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Names of options are text, not 7"):
+def test_name_of_another_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Names of options must be text, not 7"):
         SinkConfig.from_options({7: "orders"})  # type: ignore[dict-item]
 
 
@@ -98,7 +98,7 @@ def test_a_serializer_is_refused_with_the_reason(key: str) -> None:
         ),
     ],
 )
-def test_a_producers_error_names_the_option_as_it_was_given(options: dict[str, str], start: str) -> None:
+def test_producer_error_names_the_option_as_given(options: dict[str, str], start: str) -> None:
     with pytest.raises(ConfigError, match="^" + start):
         parse(**options)
 
@@ -118,7 +118,7 @@ def test_a_producers_error_names_the_option_as_it_was_given(options: dict[str, s
         ({"kafka.client.dns.lookup": "linger.ms"}, "kafka.client.dns.lookup='linger.ms' must be one of"),
     ],
 )
-def test_a_producers_error_names_other_options_as_they_are_given(options: dict[str, str], text: str) -> None:
+def test_producer_error_names_other_options_with_their_prefix(options: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse(**options)
     assert str(refused.value).startswith(text)
@@ -143,7 +143,7 @@ def test_exactly_once_sets_timeout_and_decision_topic() -> None:
     assert parse().producer.transaction_timeout_ms == 60_000
 
 
-def test_a_write_is_outside_queries_only_if_the_option_says_so() -> None:
+def test_write_outside_queries_is_false_by_default() -> None:
     given = {"delivery.guarantee": "exactly-once"}
     assert not parse(**given).is_outside_queries
     assert parse(**given, **{"write.outside.queries": "true"}).is_outside_queries
@@ -152,7 +152,7 @@ def test_a_write_is_outside_queries_only_if_the_option_says_so() -> None:
 
 
 @pytest.mark.parametrize("key", ["transactional.id.prefix", "decision.topic", "write.outside.queries"])
-def test_an_option_of_exactly_once_alone_is_refused(key: str) -> None:
+def test_option_only_for_exactly_once_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"{key} belongs to delivery.guarantee=exactly-once: set that too"):
         parse(**{key: "x"})
 
@@ -166,10 +166,10 @@ def test_an_option_of_exactly_once_alone_is_refused(key: str) -> None:
         ({"transactional.id.prefix": "x" * 201}, "1 to 200 printable characters"),
         ({"transactional.id.prefix": "a\nb"}, "1 to 200 printable characters"),
         ({"decision.topic": ""}, "decision.topic is empty"),
-        ({"topic": "orders", "decision.topic": "orders"}, "is the decision topic too"),
+        ({"topic": "orders", "decision.topic": "orders"}, "is also the decision topic"),
     ],
 )
-def test_what_exactly_once_cannot_work_with_is_refused(options: dict[str, str], text: str) -> None:
+def test_setting_incompatible_with_exactly_once_is_refused(options: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         parse(**{"delivery.guarantee": "exactly-once"}, **options)
 
@@ -187,7 +187,7 @@ def test_early_timestamps_are_refused_unless_the_option_allows_them() -> None:
         parse(**{"timestamp.allow.before.1980": "yes"})
 
 
-def test_at_least_once_is_the_guarantee() -> None:
+def test_default_guarantee_is_at_least_once() -> None:
     assert parse(**{"delivery.guarantee": "At-Least-Once"}) == parse()
 
 

@@ -18,7 +18,7 @@ SERVERS = {"kafka.bootstrap.servers": "h1:9092"}
 
 @pytest.fixture(autouse=True)
 def new_process() -> Iterator[None]:
-    """Warnings are logged once in a process."""
+    """Forget the warnings, which are logged once in a process."""
     options._warn_once.cache_clear()
     yield
     options._warn_once.cache_clear()

@@ -79,7 +79,7 @@ def test_idle_producer_is_closed_at_the_next_task() -> None:
     assert bench.pool.acquire(config()) is bench.made[2]
 
 
-def test_a_release_looks_for_idle_ones_too() -> None:
+def test_release_also_closes_idle_producers() -> None:
     bench = Bench()
     bench.pool.release(bench.pool.acquire(config()))
     busy = bench.pool.acquire(config(acks="1"))
@@ -109,7 +109,7 @@ def test_failed_producer_is_closed_at_release() -> None:
 
 
 def test_producer_with_refused_login_is_not_used_again() -> None:
-    """Bug: it held the certificate that it had read, and a worker whose certificate had expired stayed shut out."""
+    """Bug: the producer kept the expired certificate in memory, and the worker could not log in any more."""
     made = [ProducerHarness(), ProducerHarness()]
     pool = ProducerPool(Mock(side_effect=[harness.producer for harness in made]), HandClock())
     producer = pool.acquire(config())
@@ -142,7 +142,7 @@ def test_a_failed_producer_is_closed_by_its_last_user_only() -> None:
     assert bench.made[1].closed_with == []
 
 
-def test_what_cannot_be_made_leaves_nothing_behind() -> None:
+def test_failed_creation_leaves_nothing_behind() -> None:
     def refuse(config: ProducerConfig) -> ScriptedProducer:
         raise ConfigError("no")
 
@@ -191,7 +191,7 @@ def test_forked_child_has_own_pool_and_frozen_modules() -> None:
     assert process_pool() is parent
 
 
-def test_a_borrowed_producer_is_nobody_elses_until_it_comes_back() -> None:
+def test_borrowed_producer_is_not_shared_until_its_return() -> None:
     bench = Bench()
     first, second = bench.pool.borrow(config()), bench.pool.borrow(config())
     assert first is not second
@@ -201,7 +201,7 @@ def test_a_borrowed_producer_is_nobody_elses_until_it_comes_back() -> None:
     bench.pool.release(first)
     bench.pool.release(second)
     assert bench.pool.borrow(config()) is first
-    assert bench.made[1].closed_with == [CLOSE_TIMEOUT_S]  # one is kept
+    assert bench.made[1].closed_with == [CLOSE_TIMEOUT_S]  # the pool keeps one
 
 
 def test_a_discarded_producer_is_closed_and_not_lent_again() -> None:
@@ -220,7 +220,7 @@ def test_failed_borrowed_producer_is_closed_at_release() -> None:
     assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
 
 
-def test_a_borrowed_producer_that_nobody_used_for_long_is_closed() -> None:
+def test_borrowed_producer_idle_for_long_is_closed() -> None:
     bench = Bench()
     bench.pool.release(bench.pool.borrow(config()))
     bench.clock.time_ms += IDLE_MS

@@ -1,4 +1,4 @@
-"""A pool's producers as Prometheus reads them, over HTTP, from producers that follow a script."""
+"""The metrics of a pool's scripted producers, as Prometheus reads them over HTTP."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pool() -> ProducerPool:
 
 @pytest.fixture
 def stopping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Stops the servers of a test, which in a worker end with it."""
+    """Stop the test's servers, which in a worker end with the process."""
     started = []
 
     start_server = prometheus.start_server
@@ -60,7 +60,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def free_ports() -> range:
-    """Two ports in a row that were free a moment ago."""
+    """Two consecutive ports that were free a moment ago."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
@@ -133,7 +133,7 @@ def test_the_metrics_are_served_once_at_the_first_free_port(stopping: None, free
     assert samples(free_ports[1]) == {}  # that pool has no producer
 
 
-def test_no_free_port_is_said_and_stops_nothing(
+def test_missing_free_port_is_logged_and_stops_nothing(
     stopping: None, free_ports: range, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = range(free_ports.start, free_ports.start + 1)
@@ -167,7 +167,7 @@ def test_forbidden_ports_do_not_stop_the_task(
 
 
 def test_metrics_are_shown_to_this_machine_only(stopping: None, free_ports: range) -> None:
-    """Bug: they listened on every interface."""
+    """Bug: the server listened on every interface."""
     options = {"kafka.bootstrap.servers": "h:1", "metrics.port": str(free_ports[0])}
     config = SinkConfig.from_options(options)
     assert config.metrics_host == "127.0.0.1"
@@ -183,7 +183,7 @@ def test_metrics_are_shown_to_this_machine_only(stopping: None, free_ports: rang
 
 
 @pytest.mark.parametrize("host", ["", "a host", "h:1/x"])
-def test_a_metrics_host_that_is_none_is_refused(host: str) -> None:
+def test_invalid_metrics_host_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match=r"metrics\.host"):
         SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "metrics.port": "9250", "metrics.host": host})
 
@@ -212,7 +212,7 @@ def test_idle_connections_cost_few_threads_for_a_while(
     assert samples(free_ports[0]) == {}
 
 
-def test_connections_beyond_the_most_are_closed_at_once(stopping: None, free_ports: range) -> None:
+def test_connections_beyond_the_maximum_are_closed_at_once(stopping: None, free_ports: range) -> None:
     assert 0 < prometheus._Handler.timeout <= 10
     serve(pool(), "127.0.0.1", free_ports)
     with contextlib.ExitStack() as stack:
@@ -246,17 +246,17 @@ def test_a_task_listens_at_the_address_of_the_option(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("text", "ports"), [("9250", range(9250, 9251)), (" 9250-9260 ", range(9250, 9261))])
-def test_the_option_is_a_port_or_a_range(text: str, ports: range) -> None:
+def test_option_takes_a_port_or_a_range(text: str, ports: range) -> None:
     assert SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "metrics.port": text}).metrics_ports == ports
 
 
 @pytest.mark.parametrize("text", ["", "0", "9260-9250", "1-65536", "a", "9250-", "-1"])
-def test_another_text_is_refused(text: str) -> None:
+def test_option_with_another_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^metrics\.port="):
         SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "metrics.port": text})
 
 
-def test_without_the_package_the_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_option_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     find: Callable[..., object] = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "prometheus_client" else find(name, *more)

@@ -27,7 +27,7 @@ def test_a_report_reads_as_one_line() -> None:
     )
 
 
-def test_of_many_topics_a_report_names_ten() -> None:
+def test_report_names_ten_of_many_topics() -> None:
     def of(topics: int) -> str:
         delivered = {TopicPartition(f"t{number:03}", 0): Delivered(1, 10, 0) for number in range(topics)}
         return str(WriteReport.of(task_report(delivered, topics, 0).to_pylist(), 0.0))
@@ -36,6 +36,6 @@ def test_of_many_topics_a_report_names_ten() -> None:
     assert " 1000 partitions of t000, t001, t002, t003, t004, t005, t006, t007, t008, t009 and 990 more," in of(1_000)
 
 
-def test_a_write_of_nothing_is_a_report_too() -> None:
+def test_write_without_rows_makes_a_report() -> None:
     report = WriteReport.of(task_report({}, 0, 0).to_pylist(), 0.0)
     assert str(report) == "0 records, 0.0 MB in 0 batches, 0 retries, 0.00 s"

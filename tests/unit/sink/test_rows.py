@@ -32,7 +32,7 @@ NAMES = ["key", "value", "headers", "partition", "timestamp"]
 
 @pytest.fixture(params=[True, False], ids=["kernel", "python"])
 def by_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether rows are taken by the kernel; otherwise all of them in Python."""
+    """Take rows by the kernel if the parameter is true, otherwise only in Python."""
     if not request.param:
         monkeypatch.setattr(rows_module, "RowTaker", None)
     elif not has_kernel():
@@ -62,7 +62,7 @@ class Bench:
         return [value for sent in self.producer.sent for value in sent.columns.value.to_pylist()]
 
     def write(self, source: Iterable[object], *, one_by_one: bool) -> None:
-        """Write and finish."""
+        """Write the rows and finish."""
         if one_by_one:
             for row in source:
                 self.writer.add(row)
@@ -71,7 +71,7 @@ class Bench:
         self.writer.finish()
 
     def records(self) -> list[tuple[object, ...]]:
-        """All that was sent: value, key, headers, timestamp and partition of each row."""
+        """All sent records: value, key, headers, timestamp and partition of each row."""
         found: list[tuple[object, ...]] = []
         for sent in self.producer.sent:
             columns = sent.columns
@@ -167,7 +167,7 @@ ODD: dict[str, list[object]] = {
 
 
 def mixed(chance: random.Random) -> list[object]:
-    """Rows whose columns change now and then, of every cell that there is; in some lists one cell is odd."""
+    """Rows with columns that change now and then and with cells of every kind; some lists have one odd cell."""
     found: list[object] = []
     count = chance.choice([1, 5, 70, 400])
     odd_at = chance.choice([None, chance.randrange(count)])
@@ -230,7 +230,7 @@ def test_an_iterator_may_use_its_objects_again(one_by_one: bool) -> None:
 @pytest.mark.parametrize("one_by_one", [False, True])
 @pytest.mark.usefixtures("by_kernel")
 def test_names_that_change_after_their_row_change_nothing(one_by_one: bool) -> None:
-    """Bug: a row waited with others, and was read by the names that it had then."""
+    """Bug: a row waited in a chunk, and was read by the names of that later time."""
     names = ["key", "value"]
 
     def source() -> Iterator[Row]:
@@ -265,7 +265,7 @@ def test_blocks_are_bounded_in_rows_and_bytes(size: int) -> None:
 
 @pytest.mark.parametrize("headers", [10, 50, 200])
 def test_blocks_are_bounded_in_headers_however_small_they_are(headers: int) -> None:
-    """Each is 500 bytes of Python objects: blocks of 50 took a worker 70 MB."""
+    """Each header is 500 bytes of Python objects: blocks of 50 took a worker 70 MB."""
     bench = Bench()
     some = [Row(key="h", value=b"1")] * headers
     bench.writer.write(Row(value="v", headers=some) for _ in range(100_000 // headers))
@@ -339,7 +339,7 @@ def test_an_error_that_knows_its_topic_partition_keeps_its_text() -> None:
 
 
 @pytest.mark.parametrize("reported", [0, 5])
-def test_a_row_that_nobody_reported_fails_the_task(reported: int) -> None:
+def test_row_without_an_outcome_fails_the_task(reported: int) -> None:
     def lose(unreported: Sequence[Sent]) -> None:
         if reported:
             unreported[0].report(count=reported)
@@ -408,9 +408,9 @@ def test_an_abandoned_writer_waits_for_nothing() -> None:
     assert bench.released
 
 
-def test_nothing_of_an_abandoned_writer_is_sent_later() -> None:
+def test_abandoned_writer_sends_nothing_later() -> None:
     bench = Bench()
-    for row in rows(2):  # the first is in the block, the second waits for others
+    for row in rows(2):  # the first is in the block, the second waits in a chunk
         bench.writer.add(row)
     bench.writer.abandon()
     bench.writer.finish()
@@ -434,7 +434,7 @@ def test_the_schema_is_checked_at_the_first_row() -> None:
     ids=["in a chunk", "in a block", "as columns"],
 )
 def test_finish_fails_after_a_refused_row(good: Row, bad: Row, options: dict[str, str]) -> None:
-    """What was collected with the row is lost with it."""
+    """The other rows of its chunk are lost with it."""
     bench = Bench(**options)
     refused = 0
     for row in [good] * 100 + [bad] + [good] * BLOCK_ROWS:
@@ -475,7 +475,7 @@ def test_finish_raises_the_first_error_again() -> None:
 
 
 class HarmfulKey:
-    """A key of a dict that stands in the place of `key` and cannot be compared."""
+    """A key of a dict that takes the place of `key` and cannot be compared."""
 
     def __hash__(self) -> int:
         return hash("key")
@@ -525,7 +525,7 @@ def test_small_rows_are_taken_many_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_finish_fails_after_an_error_of_the_iterator() -> None:
-    """The rows that came before the error in its chunk are lost with it."""
+    """The rows before the error in its chunk are lost with it."""
 
     def failing() -> Iterator[Row]:
         yield from rows(100)

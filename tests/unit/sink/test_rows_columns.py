@@ -45,7 +45,7 @@ def test_the_name_of_a_column_counts_with_its_case() -> None:
         block_of(Row(Value="v", key="k"))
 
 
-def test_without_a_topic_anywhere_sparks_words_say_so() -> None:
+def test_missing_topic_is_refused_in_sparks_words() -> None:
     with pytest.raises(SchemaError, match=r"topic option required when no 'topic' attribute is present\. Use"):
         block_of(Row(value="v"), topic=None)
 
@@ -111,8 +111,8 @@ def test_columns_that_come_and_go_have_nulls_between() -> None:
     ]
 
 
-def test_layouts_are_forgotten_where_rows_have_ever_new_columns() -> None:
-    """Bug: one was kept for each row of dicts with other keys."""
+def test_layouts_are_forgotten_when_rows_keep_bringing_new_columns() -> None:
+    """Bug: each row of a dict with other keys left one in memory."""
     layouts = RowLayouts("orders")
     block = RowBlock(layouts)
     for number in range(3 * MOST_LAYOUTS):
@@ -242,7 +242,7 @@ def test_a_header_without_a_name_is_refused() -> None:
 
 def test_the_size_counts_keys_values_and_headers() -> None:
     block = block_of(Row(value="12345", key="123"), Row(value=None, key=None))
-    assert block.size == 8  # and 32 for what a header is in Python
+    assert block.size == 8  # and 32 for the Python objects of a header
     assert block_of(Row(value="1", headers=[("ab", b"345"), ("6", None)])).size == 7 + 2 * 32
 
 
@@ -261,7 +261,7 @@ def written_ms(timestamp: object) -> int | None:
     return columns.timestamp_ms[0].as_py()
 
 
-LAST_HOUR_OF_9999 = 253_402_300_799_000 - 3_600_000  # what PySpark can hold in Berlin
+LAST_HOUR_OF_9999 = 253_402_300_799_000 - 3_600_000  # the range of PySpark in Berlin
 
 
 @given(st.integers(0, LAST_HOUR_OF_9999) | st.integers(LAST_HOUR_OF_9999 - 10**8, LAST_HOUR_OF_9999))
@@ -292,12 +292,14 @@ def test_whole_numbers_are_milliseconds_and_null_stays_null() -> None:
 
 
 def test_first_day_of_calendar_is_refused() -> None:
-    """A timestamp_ntz of it reaches the task, and it often stands for no time at all."""
+    """Spark can hand over a timestamp_ntz of this day, and it often means that there is no time."""
     with pytest.raises(SchemaError, match=r"timestamp of row 0 is 0001-01-01 00:00:00, which lies before 1970"):
         columns_of(Row(value="v", timestamp=datetime.datetime.min))
 
 
 def test_a_timestamp_before_1970_is_refused_as_by_columns() -> None:
-    """Bug: a bare KafkaError, where `write_partition` promises a SchemaError for a row that cannot be written."""
+    """Bug: the error was a bare KafkaError, although `write_partition` promises a SchemaError for a row that cannot be
+    written.
+    """
     with pytest.raises(SchemaError, match=r"timestamp of row 0 is 1969-12-31.*before 1970"):
         written_ms(datetime.datetime(1969, 12, 31, tzinfo=datetime.UTC))

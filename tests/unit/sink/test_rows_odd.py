@@ -1,7 +1,7 @@
 """Rows of every shape that Python and Spark have, through the sink and the producer to a scripted broker.
 
-The oracle knows what each row meant before the row is built: it looks at no code of the package. Either the broker has
-what was meant, in order, or an error names the row or the column; another record is a silent fault.
+The oracle knows the meaning of each row before the row is built, and uses no code of the package. Either the broker has
+the meant records in order, or an error names the row or the column. Any other record is a silent fault.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAMED: Final = re.compile(r"row \d+|value|key|topic|partition|headers?|timestamp
 
 
 class _Nothing:
-    """The meaning of a cell or row that means nothing: it must be an error."""
+    """The meaning of a cell or row without a meaning, which must be an error."""
 
     def __repr__(self) -> str:
         return "NOTHING"
@@ -50,11 +50,11 @@ NOTHING: Final = _Nothing()
 
 
 def nothing_changes() -> None:
-    """The owner of a value that cannot be changed."""
+    """The change by the owner of a value that cannot be changed."""
 
 
 class Cell(NamedTuple):
-    """A value and what it means. `change` is what its owner does with it once the row is handed over."""
+    """A value and its meaning. `change` is the owner's later change of the value, after it has handed over the row."""
 
     given: Any
     meaning: Any
@@ -63,7 +63,7 @@ class Cell(NamedTuple):
     change: Callable[[], None] = nothing_changes
 
 
-# ---- cells: each function makes a new one, for an owner of its own -----------------------------------------------
+# ---- cells: each function makes a new one, so that no two rows share it ------------------------------------------
 
 
 def plain(given: Any, meaning: Any = None) -> Callable[[], Cell]:
@@ -137,7 +137,7 @@ MOMENTS: Final = [
     datetime.datetime(2013, 5, 6, 7, 8, 9, 1, datetime.timezone(datetime.timedelta(hours=-7))),
     datetime.datetime(1970, 1, 2, tzinfo=datetime.UTC),
     datetime.datetime(9999, 12, 31, 23, 59, 59, 999_999, datetime.UTC),
-    datetime.datetime(2013, 10, 27, 2, 30),  # naive: of this machine's zone
+    datetime.datetime(2013, 10, 27, 2, 30),  # naive: in this machine's zone
     datetime.datetime(2013, 10, 27, 2, 30, fold=1),
 ]
 TIMESTAMPS: Final = [plain(None), plain(1_500_000_000_123), lambda: Cell(-1, None)] + [
@@ -188,7 +188,7 @@ PAIRS: Final[list[Callable[[Any, Any], Any]]] = [
 
 
 def changing_headers(shape: type, pairs: Sequence[Callable[[Any, Any], Any]]) -> Callable[[], Cell]:
-    """Headers in `shape`, each of the form that `pairs` says; their owner changes whatever can be changed."""
+    """Headers in `shape`, each made by one of `pairs`; their owner changes everything that can be changed."""
 
     def make() -> Cell:
         texts = [plain("v", b"v"), plain(b"\xff"), plain(None), changing_bytes(b"c"), changing_bytes(b"w", view=True)]
@@ -274,7 +274,7 @@ def _assigned(row: Any, names: Any) -> Any:
 
 
 class OwnRow(Row):
-    """A subclass, as an application may have."""
+    """A subclass as an application may define it."""
 
 
 def _namedtuple(columns: Columns, **more: bool) -> Any:
@@ -323,7 +323,7 @@ BY_POSITION: Final = frozenset(
 
 
 class Meant(NamedTuple):
-    """What a row is as a record; `partition` and `timestamp` None: anywhere, and the time of the send."""
+    """The record that a row means. `partition` None means any partition, `timestamp` None the time of the send."""
 
     topic: Any
     partition: Any
@@ -333,7 +333,7 @@ class Meant(NamedTuple):
     timestamp: Any
 
     def partition_of(self, count: int) -> int:
-        """Where a record with a key goes."""
+        """The partition of a record with a key."""
         return partition_for_key(self.key, count) if self.partition is None else self.partition
 
 
@@ -351,7 +351,7 @@ class OddRow:
 
 
 def meaning_of(columns: Sequence[tuple[Any, Cell]], topic: str | None) -> Meant | _Nothing:
-    """The oracle: of columns with one name the first counts, and the option `topic` before the column."""
+    """The oracle. The first of two columns with one name counts, and the option `topic` wins over the column."""
     cells = dict(ABSENT)
     for name, cell in reversed(columns):
         if name in cells:
@@ -390,8 +390,8 @@ def shown(value: Any) -> str:
 
 @st.composite
 def rows(draw: st.DrawFn, topic: str | None, *, is_odd: bool) -> list[OddRow]:
-    """Rows of any shape, alike but for their cells; the last one has one thing in it that may be unclear if `is_odd`.
-    The first one comes another way than those after it.
+    """Rows of any shape, alike except for their cells; the last one has one ambiguous cell if `is_odd`. The first one
+    has another type than those after it.
     """
     optional = ["key", "partition", "headers", "timestamp"] + (["topic"] if topic is not None else [])
     names: list[Any] = ["value", *draw(st.lists(st.sampled_from(optional), unique=True))]
@@ -436,7 +436,7 @@ def _utf8(value: str | bytes) -> bytes:
 
 @st.composite
 def partitions(draw: st.DrawFn) -> tuple[str | None, list[OddRow]]:
-    """The option `topic`, and the rows of a partition: plain ones in any number, with others at any index."""
+    """The option `topic`, and the rows of a partition: any number of plain rows, with other rows at any index."""
     topic = draw(st.sampled_from([None, "one", "three"]))
     count = draw(st.sampled_from([0, 1, 2, 3, 6, 7, 30, 62, 63, 64, 126, 127, 128, 190, 300]))
     large = draw(st.sets(st.integers(0, count), max_size=4)) if draw(st.integers(0, 3)) == 0 else ()
@@ -454,7 +454,7 @@ def partitions(draw: st.DrawFn) -> tuple[str | None, list[OddRow]]:
 
 
 class HarnessProducer:
-    """The harness's producer, whose flush runs the Sender's turns."""
+    """The harness's producer, whose flush runs the Sender's poll loop."""
 
     def __init__(self, harness: ProducerHarness) -> None:
         self._harness = harness
@@ -477,12 +477,12 @@ class HarnessSink(KafkaSink):
 
 
 def compiled(by_kernel: bool) -> AbstractContextManager[object]:
-    """Rows are taken by the kernel, if there is one, or all of them in Python."""
+    """Take rows by the kernel if there is one, or all of them in Python."""
     return nullcontext() if by_kernel else patch.object(rows_module, "RowTaker", None)
 
 
 def handed_over(every: Iterable[OddRow]) -> Iterator[Any]:
-    """The rows, each changed by its owner as soon as the next one is asked for."""
+    """The rows; the owner changes each one as soon as the sink asks for the next."""
     for row in every:
         yield row.given
         row.change()
@@ -504,7 +504,7 @@ def write(sink: KafkaSink, every: Sequence[OddRow], *, one_by_one: bool) -> Kafk
 
 
 def arrived(harness: ProducerHarness, start_ms: int) -> dict[str, list[list[Meant]]]:
-    """The records of each partition of each topic, as `Meant`; timestamp None: the time of the send."""
+    """The records of each partition of each topic, as `Meant`; timestamp None means the time of the send."""
     harness.run_until(lambda: not harness.accumulator.has_incomplete)
     end_ms = harness.clock.wall_ms()
 
@@ -522,7 +522,7 @@ def arrived(harness: ProducerHarness, start_ms: int) -> dict[str, list[list[Mean
 
 
 def check(meant: Sequence[Meant], found: Mapping[str, Sequence[Sequence[Meant]]], *, is_all: bool) -> None:
-    """Every record is one of those that were meant, in their order; `is_all`: and none is missing."""
+    """Check that every record is a meant one, in order, and with `is_all` that none is missing."""
     for topic, logs in found.items():
         own = [each for each in meant if each.topic == topic]
         got = Counter(record._replace(partition=None) for log in logs for record in log)
@@ -535,8 +535,8 @@ def check(meant: Sequence[Meant], found: Mapping[str, Sequence[Sequence[Meant]]]
 
 
 def check_order(own: Sequence[Meant], log: Sequence[Meant], at: int, count: int) -> None:
-    """The order in partition `at` of `count`: of all records where there is no other, else of those with a key. Rows
-    without one that may go anywhere are a batch of their own.
+    """Check the order in partition `at` of `count`: of all records if there is only one partition, otherwise of those
+    with a key. Rows without a key that may go to any partition make up batches of their own.
     """
     if count == 1:
         places = [each._replace(partition=0) for each in own]
@@ -577,7 +577,7 @@ def test_odd_rows_are_written_as_meant_or_refused(
 def test_every_cell_after_like_rows_is_written_or_refused(
     name: str, index: int, shape: str | None, by_kernel: bool
 ) -> None:
-    """In each shape for None."""
+    """Shape None stands for all shapes in turn."""
     plain_columns = [("key", CELLS["key"][0][1]), ("value", CELLS["value"][0][1]), ("topic", CELLS["topic"][0][0])]
     for at, make in enumerate(CELLS[name][0] + CELLS[name][1]):
         own = shape or list(SHAPES)[at % len(SHAPES)]
@@ -633,7 +633,7 @@ def test_a_row_without_names_is_refused_at_any_index(index: int) -> None:
 
 @st.composite
 def records(draw: st.DrawFn) -> OddRow:
-    """The arguments of a `send`; in most of them one is odd."""
+    """The arguments of a `send`; most have one odd argument."""
     odd_one = draw(st.sampled_from(["", *CELLS]))
     cells = {}
     for name, (ordinary, unusual) in CELLS.items():
@@ -646,7 +646,7 @@ def records(draw: st.DrawFn) -> OddRow:
 
 
 def send(harness: ProducerHarness, row: OddRow) -> Exception | None:
-    """Send, change what was handed over, and wait for the outcome."""
+    """Send a record, change its arguments afterwards, and wait for the outcome."""
     fields = dict(row.given)
     try:
         delivery = harness.send(

@@ -1,4 +1,4 @@
-"""Whose thread runs, by what PySpark and its environment say."""
+"""Which query a thread belongs to, according to PySpark and the thread's environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTEXT: Any = object()
 
 
 class Classic(SparkSession):
-    """A session of no JVM."""
+    """A session without a JVM."""
 
     def __init__(self, context: Any = CONTEXT, *, has_queries: bool = False) -> None:
         self._sc = context
@@ -34,8 +34,8 @@ class Classic(SparkSession):
 
 @pytest.mark.parametrize(("pins", "found"), [("true", CONTEXT), ("True", CONTEXT), ("false", None), ("0", None)])
 def test_pinned_thread_has_its_own_local_properties(monkeypatch: pytest.MonkeyPatch, pins: str, found: object) -> None:
-    """Bug: with PYSPARK_PIN_THREAD=false the limits of a write were set for whatever ran in some thread of the JVM, and
-    taken back in another.
+    """Bug: with PYSPARK_PIN_THREAD=false the limits of a write were set for an arbitrary thread of the JVM, and removed
+    in another one.
     """
     monkeypatch.setenv("PYSPARK_PIN_THREAD", pins)
     assert context_of_thread(Classic()) is found
@@ -51,7 +51,7 @@ def test_spark_connect_has_no_context() -> None:
 
 
 def refusal_in_other_thread(session: object, *, is_outside_queries: bool = False) -> str:
-    """What the check says in a thread that Python started, empty where it lets the write pass."""
+    """The refusal in a thread that Python started; empty if the check accepts the write."""
     found: list[str] = []
 
     def check() -> None:
@@ -68,7 +68,7 @@ def refusal_in_other_thread(session: object, *, is_outside_queries: bool = False
 
 @pytest.mark.parametrize("pins", ["true", "false"])
 def test_thread_without_query_is_refused_beside_active_query(monkeypatch: pytest.MonkeyPatch, pins: str) -> None:
-    """Bug: a thread inside foreachBatch, and any with PYSPARK_PIN_THREAD=false, wrote a repeated batch twice."""
+    """Bug: a thread inside foreachBatch, and any thread with PYSPARK_PIN_THREAD=false, wrote a repeated batch twice."""
     monkeypatch.setenv("PYSPARK_PIN_THREAD", pins)
     context = SimpleNamespace(getLocalProperty=lambda _: None)
     session = Classic(context, has_queries=True)
@@ -98,7 +98,7 @@ def test_foreach_batch_worker_of_spark_connect_is_refused(monkeypatch: pytest.Mo
 
 
 def processes(proc: Path, *names: str, threads: tuple[str, ...] = ()) -> Path:
-    """This process's parents, the nearest first; the last one has these threads."""
+    """Fake this process's parents, the nearest first; the last one has these threads."""
     pids = [os.getppid(), *range(900_001, 900_001 + len(names))]
     for at, name in enumerate(names):
         folder = proc / str(pids[at])
@@ -123,14 +123,14 @@ def test_streaming_query_is_seen_by_its_thread_in_the_jvm(
     assert has_query_thread(processes(tmp_path, *parents, threads=threads)) is is_active
 
 
-def test_thread_that_ends_meanwhile_is_left_out(tmp_path: Path) -> None:
+def test_thread_that_ends_during_the_check_is_ignored(tmp_path: Path) -> None:
     proc = processes(tmp_path, "java", threads=("java",))
     (proc / str(os.getppid()) / "task" / "7").mkdir()
     assert has_query_thread(proc) is False
 
 
 @pytest.mark.parametrize("parents", [(), ("python3",), ("a", "b", "c", "d", "java")])
-def test_system_without_the_jvm_among_its_processes_does_not_say(tmp_path: Path, parents: tuple[str, ...]) -> None:
+def test_without_a_visible_jvm_the_answer_is_unknown(tmp_path: Path, parents: tuple[str, ...]) -> None:
     assert has_query_thread(processes(tmp_path, *parents)) is None
 
 

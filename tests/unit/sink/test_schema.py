@@ -1,4 +1,4 @@
-"""What the driver asks of a DataFrame's schema, in the words of Spark's own sink."""
+"""The driver's checks of a DataFrame's schema, in the words of Spark's own sink."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ def test_names_are_case_sensitive_and_the_first_counts() -> None:
         ([("value", TEXT), ("timestamp", TimestampNTZType())], "orders", True),
     ],
 )
-def test_written_columns_alone_need_no_projection(
+def test_only_written_columns_need_no_projection(
     fields: list[tuple[str, DataType]], topic: str | None, is_needed: bool
 ) -> None:
     given = StructType([StructField(name, data_type) for name, data_type in fields])
     assert needs_projection(given, topic) == is_needed
 
 
-def test_wrong_schema_is_refused_by_needs_projection() -> None:
+def test_needs_projection_refuses_a_wrong_schema() -> None:
     with pytest.raises(SchemaError, match="Required attribute 'value' not found"):
         needs_projection(schema(key=TEXT), "orders")
 

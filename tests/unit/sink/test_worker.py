@@ -1,5 +1,5 @@
-"""What the sink does for Spark's Python worker. Acknowledgements are checked on real sockets: whether the system delays
-them, not for how long.
+"""The sink's effects on Spark's Python worker. Real sockets show whether the system delays acknowledgements, not by how
+much.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux delays ackn
 
 @contextmanager
 def pair(family: socket.AddressFamily, address: str) -> Iterator[socket.socket]:
-    """A worker's end of a connection that has answered: from then on its system puts acknowledgements off."""
+    """A worker's end of a connection that has answered once: from then on its system delays acknowledgements."""
     with (
         socket.create_server((address, 0), family=family) as server,
         socket.create_connection(server.getsockname()[:2]) as spark,
     ):
         worker, _ = server.accept()
         with worker:
-            for _ in range(5):  # Linux versions want one answer or three
+            for _ in range(5):  # some Linux versions need one answer, some three
                 spark.sendall(b"a task")
                 assert worker.recv(100) == b"a task"
                 worker.sendall(b"an answer")
@@ -71,7 +71,7 @@ def open_descriptors() -> set[str]:
 def test_received_data_is_acknowledged_at_once(worker: socket.socket) -> None:
     assert puts_off(worker)
 
-    assert acknowledge_now() >= 2  # both ends of the connection are this process's
+    assert acknowledge_now() >= 2  # both ends of the connection are in this process
 
     assert not puts_off(worker)
 
@@ -97,9 +97,9 @@ def test_delivery_acknowledges_received_data(worker: socket.socket) -> None:
 
 
 @on_linux
-def test_descriptors_of_others_do_not_change(worker: socket.socket) -> None:
+def test_descriptors_of_other_owners_do_not_change(worker: socket.socket) -> None:
     ours, theirs = socket.socketpair()
-    with ours, theirs, socket.socket(type=socket.SOCK_DGRAM), socket.socket():  # others than what Spark would use
+    with ours, theirs, socket.socket(type=socket.SOCK_DGRAM), socket.socket():  # of kinds that Spark does not use
         before = open_descriptors()
 
         acknowledge_now()
@@ -112,7 +112,7 @@ def test_descriptors_of_others_do_not_change(worker: socket.socket) -> None:
 
 
 @on_linux
-def test_descriptor_that_is_no_socket_any_more_is_ignored(
+def test_descriptor_that_is_not_a_socket_is_ignored(
     worker: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with (tmp_path / "file").open("w") as file:
@@ -178,13 +178,13 @@ def test_later_imports_are_frozen_and_garbage_collected() -> None:
 
 @pytest.fixture
 def bare_logging(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
-    """The package's logger as in a worker of Spark's, where nothing is set up."""
+    """The package's logger as in Spark's Python worker, where no logging is configured."""
     package = logging.Logger("spark_kafka_sink")
     monkeypatch.setattr(worker_module, "_package_log", package)
     return package
 
 
-def test_reports_are_shown_on_stderr_where_nothing_shows_them(
+def test_reports_go_to_stderr_without_a_handler(
     bare_logging: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show_reports()
@@ -194,7 +194,7 @@ def test_reports_are_shown_on_stderr_where_nothing_shows_them(
     assert len(bare_logging.handlers) == 1
 
 
-def test_a_level_and_a_handler_that_somebody_chose_are_kept(bare_logging: logging.Logger) -> None:
+def test_level_and_handler_of_the_application_are_kept(bare_logging: logging.Logger) -> None:
     chosen = logging.NullHandler()
     bare_logging.addHandler(chosen)
     bare_logging.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""What a driver asks of its cluster, and how long it waits, on scripted nodes."""
+"""The driver's requests to its cluster and their timeouts, on scripted nodes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CONFIG = SinkConfig.from_options(
 
 
 @pytest.mark.parametrize(("finalized", "spoken"), [(0, 1), (1, 1), (2, 2), (3, 2)])
-def test_of_transactions_two_versions_are_spoken(finalized: int, spoken: int) -> None:
+def test_both_transaction_versions_are_supported(finalized: int, spoken: int) -> None:
     bench = CoordinatorBench(version=finalized)
     assert KafkaDriverCluster(bench.coordinator, CONFIG, "P").transaction_version() == spoken
 
@@ -66,8 +66,8 @@ def test_dead_driver_blocks_other_readers_at_most_a_minute() -> None:
     ("wanted_ms", "own_ms"), [(900_000, 60_000), (300_000, 30_000), (60_000, 6_000), (20_000, 5_000), (3_000, 3_000)]
 )
 def test_a_decision_times_out_before_the_transactions_that_it_decides(wanted_ms: int, own_ms: int) -> None:
-    """Bug: with a timeout of a minute it had one too, and was committed when a coordinator came back that was
-    away for long, though the tasks' transactions had been aborted meanwhile: rows lost, where a replay does.
+    """Bug: the decision's transaction had the tasks' timeout of a minute. A coordinator that was away committed it
+    after the tasks' transactions had been aborted: their rows were lost, where a replay would have written them again.
     """
     config = replace(CONFIG, producer=replace(CONFIG.producer, transaction_timeout_ms=wanted_ms))
     bench = CoordinatorBench()
@@ -96,7 +96,7 @@ def test_end_of_transactions_is_retried_until_delivery_timeout_ms() -> None:
 
 
 def test_clients_of_unused_settings_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: each left its sockets open for the life of a worker."""
+    """Bug: each client kept its sockets open for the life of a worker."""
 
     def connect(config: ProducerConfig) -> SimpleNamespace:
         seen.append(f"{config.client_id} made")
@@ -120,9 +120,9 @@ def test_clients_of_unused_settings_are_closed(monkeypatch: pytest.MonkeyPatch) 
     ask("two")
     assert seen == ["one made", "two made", "one closed"]
     clock.sleep_ms(600_000)
-    ask("two")  # its own is as good as new
+    ask("two")  # a client that is asked for is not closed
     monkeypatch.setattr("os.getpid", lambda: 0)
-    ask("three")  # of a child, to which its parent's are not its own
+    ask("three")  # of a child process, which must not use its parent's connections
     assert seen == ["one made", "two made", "one closed", "three made"]
     clock.sleep_ms(600_000)
     ask("one")
@@ -131,8 +131,8 @@ def test_clients_of_unused_settings_are_closed(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("who", ["task", "driver"])
 def test_client_is_made_again_after_a_refused_login(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
-    """Bug: once a certificate had expired, a worker's exactly-once tasks, and the driver of format, were refused as
-    long as the worker lived, though the file had been renewed.
+    """Bug: once a certificate had expired, the brokers refused a worker's exactly-once tasks, and the driver of format,
+    for the life of the worker, although the file had been renewed.
     """
 
     def ask() -> object:
@@ -166,8 +166,8 @@ def test_client_is_made_again_after_a_refused_login(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("whose", ["P/driver", "P/0"])
 def test_client_is_made_again_after_a_refused_abort(monkeypatch: pytest.MonkeyPatch, whose: str) -> None:
-    """Bug: an abort by format told nothing of the refusal, the client was kept, and the next batch's commit was refused
-    too, though the certificate had been renewed.
+    """Bug: an abort by format did not report the refusal, and the client was kept. The next batch's commit was refused
+    too, although the certificate had been renewed.
     """
     refusal = SslAuthenticationError("Node 0 refuses our certificate (certificate expired).")
     bench = CoordinatorBench()
@@ -251,9 +251,7 @@ def test_tasks_share_a_client_and_forked_children_do_not(
 
 
 @pytest.mark.parametrize(("given_ms", "used_ms"), [(100, 10), (3, 3)])
-def test_a_drivers_client_asks_again_soon_however_often(
-    made: list[ProducerConfig], given_ms: int, used_ms: int
-) -> None:
+def test_retry_backoff_of_the_driver_does_not_grow(made: list[ProducerConfig], given_ms: int, used_ms: int) -> None:
     connect(replace(CONFIG.producer, retry_backoff_ms=given_ms))
     assert [(config.retry_backoff_ms, config.retry_backoff_max_ms) for config in made] == [(used_ms, used_ms)]
 

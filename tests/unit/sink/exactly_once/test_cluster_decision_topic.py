@@ -1,4 +1,4 @@
-"""Which decision topics are refused or warned of, on scripted nodes."""
+"""The decision topics that are refused, and those that log a warning, on scripted nodes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_deleting_topic_is_refused_with_the_command_to_type(bench: CoordinatorBe
     assert driver_of(bench, "P").begin().last_batch_id is None
 
 
-def test_topic_that_was_just_made_is_fine(bench: CoordinatorBench, caplog: pytest.LogCaptureFixture) -> None:
+def test_new_topic_is_accepted(bench: CoordinatorBench, caplog: pytest.LogCaptureFixture) -> None:
     driver_of(bench, "P").begin()
     assert warnings(caplog) == []
 
@@ -65,7 +65,7 @@ def test_topic_is_checked_once_for_each_prefix_of_a_client(bench: CoordinatorBen
     [ErrorCode.topic_authorization_failed, ErrorCode.cluster_authorization_failed, ErrorCode.unsupported_version],
     ids=["of the topic", "of the cluster", "unsupported"],
 )
-def test_topic_that_may_not_be_described_is_warned_of_once(
+def test_missing_describe_right_logs_one_warning(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture, error_code: int
 ) -> None:
     bench.cluster.create_topic(TOPIC, 16)
@@ -77,20 +77,20 @@ def test_topic_that_may_not_be_described_is_warned_of_once(
     assert text.endswith(f"--operation DescribeConfigs --topic {TOPIC}")
 
 
-def test_check_that_fails_for_now_is_repeated(bench: CoordinatorBench) -> None:
+def test_check_with_retriable_error_is_repeated(bench: CoordinatorBench) -> None:
     bench.cluster.create_topic(TOPIC, 16, configs={"cleanup.policy": "delete"})
     bench.cluster.on(ApiKey.DESCRIBE_CONFIGS, faults.fail_with(RequestTimedOutError), times=3)
     with pytest.raises(IllegalStateError, match=r"cleanup\.policy=delete"):
         driver_of(bench, "P").begin()
 
 
-def test_check_that_never_gets_an_answer_ends_with_a_timeout(bench: CoordinatorBench) -> None:
+def test_check_without_an_answer_ends_with_a_timeout(bench: CoordinatorBench) -> None:
     bench.cluster.on(ApiKey.DESCRIBE_CONFIGS, faults.fail_with(RequestTimedOutError), times=None)
     with pytest.raises(KafkaTimeoutError, match=f"settings of topic {TOPIC} were not read within 60000 ms"):
         driver_of(bench, "P").begin()
 
 
-def test_unclean_leader_election_is_warned_of(bench: CoordinatorBench, caplog: pytest.LogCaptureFixture) -> None:
+def test_unclean_leader_election_logs_a_warning(bench: CoordinatorBench, caplog: pytest.LogCaptureFixture) -> None:
     configs = {"cleanup.policy": "compact", "unclean.leader.election.enable": "true"}
     bench.cluster.create_topic(TOPIC, 16, configs=configs)
     driver_of(bench, "P").begin()
@@ -99,7 +99,7 @@ def test_unclean_leader_election_is_warned_of(bench: CoordinatorBench, caplog: p
 
 
 @pytest.mark.parametrize(("nodes", "replicas", "is_warned"), [(3, 1, True), (3, 2, False), (2, 1, False)])
-def test_single_replica_in_a_larger_cluster_is_warned_of(
+def test_single_replica_in_a_larger_cluster_logs_a_warning(
     caplog: pytest.LogCaptureFixture, nodes: int, replicas: int, is_warned: bool
 ) -> None:
     bench = CoordinatorBench(node_count=nodes)

@@ -1,4 +1,4 @@
-"""The records of the decision topic, and what the driver and the tasks send one another."""
+"""The records of the decision topic, and the messages between the driver and its tasks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ DECISION = Decision(4, "q", 1, 2, 9, (TaskTransaction(OpenTransaction("P/0", 8, 
 
 
 @given(decisions)
-def test_what_is_written_is_read(decision: Decision) -> None:
+def test_written_decision_is_read_back(decision: Decision) -> None:
     assert Decision.from_bytes(decision.to_bytes(), "here", "P") == decision
 
 
@@ -75,17 +75,17 @@ def test_a_changed_byte_is_noticed(decision: Decision, data: st.DataObject) -> N
         read = Decision.from_bytes(bytes(written), "here", "P")
     except ProtocolError:
         return
-    assert read == decision  # another spelling of the same content
+    assert read == decision  # a different spelling of the same content
 
 
 def endless() -> bytes:
-    """Its checksum holds, and its batch id is no number that an int can be."""
+    """A decision with a correct checksum, whose batch id is a number too large for an int."""
     content = {key: value for key, value in json.loads(DECISION.to_bytes()).items() if key != "checksum"}
     content["batch_id"] = math.inf
     return json.dumps(content | {"checksum": _checksum(content)}).encode()
 
 
-def test_a_finished_decision_carries_no_tasks_any_more() -> None:
+def test_finished_decision_has_no_tasks() -> None:
     finished = DECISION.finished()
     assert finished.is_finished
     assert finished.tasks == ()
@@ -95,12 +95,12 @@ def test_a_finished_decision_carries_no_tasks_any_more() -> None:
 @pytest.mark.parametrize(
     "value", [b"", b"{}", b"[]", b"null", b"\xff", b'{"checksum": 1}', b"[" * 100_000, endless()], ids=range(8)
 )
-def test_what_is_no_decision_is_refused_with_its_place(value: bytes) -> None:
+def test_other_content_is_refused_with_its_place(value: bytes) -> None:
     with pytest.raises(ProtocolError, match=r"decisions-3, offset 9: "):
         Decision.from_bytes(value, "decisions-3, offset 9", "P")
 
 
-def test_a_newer_version_is_not_guessed_at() -> None:
+def test_newer_version_is_refused() -> None:
     content = json.loads(DECISION.to_bytes()) | {"version": 3}
     with pytest.raises(ProtocolError, match="version 3, and only versions up to 2 are known"):
         Decision.from_bytes(json.dumps(content).encode(), "here", "P")
@@ -119,7 +119,7 @@ def test_error_about_a_decision_shows_no_control_character(name: str) -> None:
     assert len(str(error.value)) < 500
 
 
-def test_decision_of_version_1_is_read_and_kept_in_it() -> None:
+def test_decision_of_version_1_stays_in_version_1() -> None:
     content = {
         "version": 1, "state": "decided", "batch_id": 4, "query_id": "q", "time_ms": 1, "partitions": 2, "rows": 9,
         "transactions": [["P/0", 8, 1, 2, 0, 9]],
@@ -165,7 +165,7 @@ def batch_start(last: int | None, query_id: str = "q") -> BatchStart:
     return BatchStart("P", DRIVER, TopicPartition("decisions", 3), last, query_id if last is not None else "")
 
 
-def test_last_decided_batch_is_written_already() -> None:
+def test_last_decided_batch_counts_as_written() -> None:
     assert not batch_start(None).is_written_already(0, "q")
     assert batch_start(4).is_written_already(4, "q")
     assert not batch_start(4).is_written_already(5, "q")
@@ -173,7 +173,7 @@ def test_last_decided_batch_is_written_already() -> None:
     assert (batch_start(None).next_batch_id, batch_start(4).next_batch_id) == (0, 5)
 
 
-def test_an_earlier_batch_is_refused_with_what_to_change() -> None:
+def test_earlier_batch_is_refused_with_advice() -> None:
     with pytest.raises(IllegalStateError, match=r"Batch 3 comes after batch 4.*'P'.*another transactional\.id\.prefix"):
         batch_start(4).is_written_already(3, "q")
 
@@ -186,7 +186,7 @@ def test_another_querys_prefix_is_refused(batch_id: int, query_id: str) -> None:
 
 
 @given(tasks, st.booleans(), st.text())
-def test_what_a_task_tells_survives_both_ways_to_the_driver(
+def test_task_message_reaches_the_driver_by_both_interfaces(
     written: TaskTransaction, has_rows: bool, text: str
 ) -> None:
     outcome = TaskOutcome(batch_start(4, text), 5, text, written.partition, written.rows, written if has_rows else None)
@@ -194,7 +194,7 @@ def test_what_a_task_tells_survives_both_ways_to_the_driver(
     assert pickle.loads(pickle.dumps(outcome)) == outcome
 
 
-def test_a_marker_tells_whose_it_is() -> None:
+def test_marker_names_producer_epoch_and_rows() -> None:
     task = DECISION.tasks[0]
     assert task.marker_text == "producer_id=8 epoch=1 rows=9"
 
@@ -263,7 +263,7 @@ def test_the_last_batch_of_a_prefix_is_found(monkeypatch: pytest.MonkeyPatch, tm
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_what_another_release_kept_counts_as_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_batch_start_kept_by_another_release_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     remember_start(BATCH_START)
     (kept,) = tmp_path.iterdir()
@@ -272,7 +272,7 @@ def test_what_another_release_kept_counts_as_nothing(monkeypatch: pytest.MonkeyP
         assert remembered_start("p/q") is None
 
 
-def test_without_a_local_directory_nothing_is_kept(
+def test_without_a_local_directory_no_batch_start_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)

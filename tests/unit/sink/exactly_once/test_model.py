@@ -1,8 +1,8 @@
 """The protocol of exactly-once delivery under faults at every request, against a coordinator in memory.
 
-All plans of one fault, all of two of the gravest kinds, and plans of up to five drawn by seeds: 1000 of them, or as
-many as EXACTLY_ONCE_SEEDS says, from EXACTLY_ONCE_FIRST_SEED on. Then the protocol with one rule taken away: the model
-must notice.
+The plans are: every plan of one fault, every plan of two of the gravest kinds, and plans of up to five faults drawn by
+seeds. EXACTLY_ONCE_SEEDS sets the number of seeds (1000 by default), EXACTLY_ONCE_FIRST_SEED the first one. In the last
+tests the protocol lacks one of its rules, and the model must notice.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ each_variant_of_pairs = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Thousands of runs, most of them with something to warn of."""
+    """Keep the log short: most of the thousands of runs log a warning."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -105,8 +105,8 @@ def test_late_attempt_with_a_pending_marker_beside_a_crash(variant: Variant) -> 
 
 
 def written_once(version: int, aborted_until: int, decided_until: int) -> None:
-    """A batch write under a new prefix. Its commit begins behind a request of its abort, and dies after one of its own.
-    Then the operator finishes what is left.
+    """A batch write under a new prefix. An abort runs beside its commit, and the commit dies after one of its own
+    requests. Then the operator finishes the batch.
     """
     world = World({}, version=version)
     cluster = ModelDriverCluster(world)
@@ -125,7 +125,7 @@ def written_once(version: int, aborted_until: int, decided_until: int) -> None:
         return result
 
     world.request = interrupted  # type: ignore[method-assign]
-    with contextlib.suppress(KafkaError):  # it says so, and leaves the rest to the operator
+    with contextlib.suppress(KafkaError):  # it logs this, and leaves the rest to the operator
         driver.abort(batch_start, outcomes)
     world.request = request  # type: ignore[method-assign]
     ExactlyOnceDriver("P", cluster, lambda: world.now_ms, is_operator=True).begin()
@@ -133,8 +133,8 @@ def written_once(version: int, aborted_until: int, decided_until: int) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 1])
-def test_commit_beside_abort_tears_no_write_under_a_new_prefix(version: int) -> None:
-    """Under version 1 the abort did not look for a decision that came between its look and its fence."""
+def test_commit_beside_abort_splits_no_write_under_a_new_prefix(version: int) -> None:
+    """Bug: under version 1 the abort missed a decision that came between its read of the topic and its fence."""
     for aborted_until in range(1, 9):
         for decided_until in range(12):
             written_once(version, aborted_until, decided_until)
@@ -162,14 +162,14 @@ def test_writes_under_one_name_with_old_tasks_beside_a_timeout(version: int, lat
 
 def a_time_out_in_the_life_after_a_forgotten_one(variant: Variant, batches: int) -> None:
     logs = [number for number, name in enumerate(requests_of({}, variant, batches)) if name == COMMIT_LOG]
-    for log in logs:  # markers of the first life are of the same batch, or of a later one
+    for log in logs:  # the first life's markers are of the same batch or of a later one
         life = {log: Fault.FORGET}
         for number in range(log + 1, len(requests_of(life, variant, batches))):
             length_of(World, {**life, number: Fault.EXPIRE}, variant, batches)
 
 
 @each_variant
-def test_a_time_out_in_the_life_after_a_forgotten_one(variant: Variant) -> None:
+def test_timeout_in_the_life_after_a_forgotten_one(variant: Variant) -> None:
     a_time_out_in_the_life_after_a_forgotten_one(variant, 2)
 
 
@@ -178,7 +178,7 @@ def test_a_time_out_in_the_life_after_a_forgotten_one(variant: Variant) -> None:
 def test_timeout_after_forget_with_producer_ids_of_another_block(
     variant: Variant, max_epoch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks are handed out to brokers, so what a coordinator gives may be lower than what another gave before."""
+    """Brokers get producer ids in blocks, so one coordinator may hand out a lower id than another did before."""
     ids = itertools.count(1_000_000, -1)
     monkeypatch.setattr(transaction_coordinator, "MAX_EPOCH", max_epoch)
     monkeypatch.setattr(transaction_coordinator.TransactionCoordinator, "new_producer_id", lambda _: next(ids))
@@ -253,10 +253,10 @@ SLOWLY_FOUND: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     [*BROKEN, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOWLY_FOUND)],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_protocol_without_one_of_its_rules_is_found_out(
+def test_model_finds_a_protocol_without_one_rule(
     world_class: type[World], depth: int, kinds: tuple[Fault, ...], what: str
 ) -> None:
     with pytest.raises(ViolationError, match=what):
         explore(world_class, VARIANTS[0], depth, kinds)
-    if depth < 2:  # and it is not that the plans alone break something
+    if depth < 2:  # and the plans by themselves break nothing
         explore(World, VARIANTS[0], depth, kinds)

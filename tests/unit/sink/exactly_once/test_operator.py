@@ -85,7 +85,7 @@ class OperatorBench(CoordinatorBench):
         return [self.task(batch_start, batch_id, partition) for partition in range(partitions)]
 
     def decide(self, batch_id: int) -> list[TaskOutcome]:
-        """Up to the decision, and no transaction of a task committed."""
+        """Run the batch up to its decision, before any task's transaction is committed."""
         outcomes = self.batch(batch_id)
 
         class GoneError(Exception):
@@ -129,7 +129,7 @@ def test_a_batch_is_decided_committed_and_noted(bench: OperatorBench) -> None:
 
 
 def test_open_transaction_is_shown_with_age_and_timeout(bench: OperatorBench) -> None:
-    """By which an operator tells what is stuck, and how long there is left to finish it."""
+    """The operator sees by these which transaction is stuck, and how long it can still be finished."""
     bench.raw.write(bench.raw.begin("orders/0", timeout_ms=900_000), TopicPartition("t", 0), "row")
     started_ms = bench.rig.now_ms
     Operator(bench.coordinator, CONFIG, bench.out, lambda: started_ms + 1_123_400).show(PREFIX)
@@ -157,7 +157,7 @@ def test_cluster_without_decisions_is_shown_as_empty(bench: OperatorBench, prefi
     assert bench.said() == f"No decision{of} in there-is-none.\nNo transaction is open.\n"
 
 
-def test_what_somebody_else_wrote_among_the_decisions_hides_none(bench: OperatorBench) -> None:
+def test_foreign_records_hide_no_decision(bench: OperatorBench) -> None:
     bench.driver.commit(bench.batch(0))
     stranger = bench.raw.begin("stranger")
     bench.raw.write(stranger, bench.cluster_of_driver.place, "a record without a key")
@@ -166,7 +166,7 @@ def test_what_somebody_else_wrote_among_the_decisions_hides_none(bench: Operator
     assert "orders: batch 0 of query q, 2 rows" in bench.said()
 
 
-def test_where_nothing_was_decided_there_is_nothing_to_accept(bench: OperatorBench) -> None:
+def test_accept_without_a_decision_is_refused(bench: OperatorBench) -> None:
     with pytest.raises(IllegalStateError, match="No batch of orders is decided"):
         bench.operator.accept(PREFIX)
 
@@ -200,7 +200,7 @@ def test_a_decided_batch_is_shown_and_finished(bench: OperatorBench) -> None:
 
 
 def test_unreadable_decision_does_not_hide_others(bench: OperatorBench) -> None:
-    """Bug: nothing was shown, also of another prefix, but the error."""
+    """Bug: the command showed only the error, also for other prefixes."""
     bench.driver.commit(bench.batch(0))
     other = KafkaDriverCluster(bench.coordinator, CONFIG, "newer")
     driver = bench.raw.begin("newer/driver")
@@ -218,7 +218,7 @@ def test_unreadable_decision_does_not_hide_others(bench: OperatorBench) -> None:
 
 
 def test_decisions_behind_an_open_transaction_are_announced(bench: OperatorBench) -> None:
-    """Bug: the decision before it was shown as the last, committed, while the query went on."""
+    """Bug: the command showed the decision before it as the last and as committed, while the query went on."""
     batch_start = bench.driver.begin()
     bench.operator.show(PREFIX)
     assert "not shown yet" not in bench.said()
@@ -244,8 +244,8 @@ def other_topic(name: str) -> SinkConfig:
 
 @pytest.mark.parametrize("command", ["finish", "abort", "accept", "forget"])
 def test_no_command_makes_a_decision_topic_that_is_missing(bench: OperatorBench, command: str) -> None:
-    """Bug: without the query's --decision-topic the default one was made, with no decision in it, and what was decided
-    was aborted.
+    """Bug: without the query's --decision-topic the command created the default topic, found no decision in it, and
+    aborted a decided batch.
     """
     bench.decide(0)
     made = len(bench.asked(ApiKey.CREATE_TOPICS))
@@ -259,7 +259,9 @@ def test_no_command_makes_a_decision_topic_that_is_missing(bench: OperatorBench,
 
 
 def test_finish_is_refused_if_topic_has_no_decision(bench: OperatorBench) -> None:
-    """Bug: rows of a decided batch were aborted, and it was called undecided: the decision was in another topic."""
+    """Bug: the command aborted rows of a decided batch and called the batch undecided, because the decision was in
+    another topic.
+    """
     bench.decide(0)
     others = other_topic("others")
     KafkaDriverCluster(bench.coordinator, others, "another prefix")
@@ -275,7 +277,7 @@ def test_finish_is_refused_if_topic_has_no_decision(bench: OperatorBench) -> Non
 
 
 def test_finish_does_not_wait_for_a_dead_driver(bench: OperatorBench) -> None:
-    """It would do so for as long as that driver's transaction may last, and then refuse all the same."""
+    """Otherwise it would wait until that driver's transaction timed out, and then refuse all the same."""
     batch_start = bench.batch(0)[0].batch_start
     bench.raw.write(batch_start.driver, batch_start.place, "half a decision")
     started_ms = bench.rig.now_ms
@@ -284,7 +286,7 @@ def test_finish_does_not_wait_for_a_dead_driver(bench: OperatorBench) -> None:
     assert bench.rig.now_ms - started_ms < 10_000
 
 
-def test_a_prefix_with_nothing_decided_and_nothing_open_is_finished(bench: OperatorBench) -> None:
+def test_finish_accepts_a_prefix_without_decision_or_open_transaction(bench: OperatorBench) -> None:
     bench.driver.begin()
     bench.operator.finish(PREFIX)
     assert bench.said() == "Nothing was decided; nothing of orders is open.\n"
@@ -298,7 +300,7 @@ def test_an_undecided_batch_is_aborted(bench: OperatorBench) -> None:
     assert bench.values() == []
 
 
-def test_what_could_not_be_aborted_is_told_to_be_open(bench: OperatorBench) -> None:
+def test_transaction_that_could_not_be_aborted_is_reported_open(bench: OperatorBench) -> None:
     bench.batch(0)
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError))
     bench.operator.abort(PREFIX)
@@ -307,7 +309,7 @@ def test_what_could_not_be_aborted_is_told_to_be_open(bench: OperatorBench) -> N
     assert bench.said() == "Nothing was decided; nothing of orders is open.\n"
 
 
-def test_another_prefix_is_left_alone(bench: OperatorBench) -> None:
+def test_finish_leaves_other_prefixes_unchanged(bench: OperatorBench) -> None:
     (other,) = bench.open("orders/eu/0")
     (longer,) = bench.open("orders/0x")
     bench.batch(0)
@@ -380,7 +382,7 @@ def test_accept_is_refused_while_rows_may_be_committed(bench: OperatorBench, err
 def test_accept_is_refused_while_a_coordinator_refuses_logins(
     bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: it was closed, and the next start aborted what is there, which could have been committed."""
+    """Bug: accept closed the batch, and the next start aborted transactions that could have been committed."""
     bench.cluster.coordinators |= {"orders/0": 2, "orders/1": 2}
     bench.decide(0)
     selector = bench.rig.selector
@@ -422,7 +424,7 @@ def test_batch_decided_during_forget_is_not_lost(bench: OperatorBench, monkeypat
     take_over = bench.operator._fenced
 
     def too_late(cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
-        bench.decide(6)  # by a query that runs, which dies then
+        bench.decide(6)  # by a running query, which dies afterwards
         return take_over(cluster, prefix)
 
     monkeypatch.setattr(bench.operator, "_fenced", too_late)
@@ -458,7 +460,7 @@ def test_accept_fences_drivers_before_reading_the_batch(bench: OperatorBench, mo
     take_over = bench.operator._fenced
 
     def too_late(cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
-        bench.decide(6)  # by a query that runs, which dies then
+        bench.decide(6)  # by a running query, which dies afterwards
         return take_over(cluster, prefix)
 
     monkeypatch.setattr(bench.operator, "_fenced", too_late)
@@ -466,7 +468,7 @@ def test_accept_fences_drivers_before_reading_the_batch(bench: OperatorBench, mo
     assert "Batch 6 is closed: 2 of 2" in bench.said()
 
 
-def test_of_a_prefix_its_own_transactions_alone_are_listed() -> None:
+def test_list_of_a_prefix_has_only_its_own_transactions() -> None:
     bench = OperatorBench()
     bench.open("a.b/0", "a.b/driver", "axb/1", "a.b/2/3", "a.b/3.x", "a.b/4")
     bench.end([bench.raw.begin("a.b/4")], committed=False)
@@ -497,7 +499,7 @@ def test_late_driver_is_fenced_and_reports_no_loss(bench: OperatorBench) -> None
     outcomes = bench.decide(0)
     decided = bench.cluster_of_driver.last_decision()
     assert decided is not None
-    bench.driver.commit(bench.batch(1))  # whose markers are in the place of batch 0's
+    bench.driver.commit(bench.batch(1))  # its markers replace those of batch 0
     with pytest.raises(ProducerFencedError, match="It finishes batch 0, or has done so"):
         bench.driver.finish(outcomes[0].batch_start.driver, decided)
     assert len(bench.values()) == 2 * len(outcomes)
@@ -511,7 +513,7 @@ def test_timeout_beyond_cluster_maximum_is_refused_at_start() -> None:
         driver.begin()
 
 
-def test_decision_topic_is_compacted_or_refusal_says_how() -> None:
+def test_decision_topic_is_created_compacted_or_refusal_says_how() -> None:
     bench = CoordinatorBench()
     bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(TopicAuthorizationError))
     with pytest.raises(
@@ -544,7 +546,7 @@ def test_commit_fences_a_losing_attempt_without_rows() -> None:
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
 
 
-def test_a_write_that_nobody_comes_back_to_leaves_no_decision(bench: OperatorBench) -> None:
+def test_batch_write_without_prefix_leaves_no_decision(bench: OperatorBench) -> None:
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX, is_one_off=True)
     driver = ExactlyOnceDriver(PREFIX, cluster, lambda: WALL_MS, is_new=True)
     batch_start = driver.begin()
@@ -558,7 +560,7 @@ def test_a_write_that_nobody_comes_back_to_leaves_no_decision(bench: OperatorBen
 
 @pytest.mark.parametrize("command", ["finish", "accept"])
 def test_finish_of_a_write_without_prefix_leaves_no_decision(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: nobody comes back to such a prefix, and its decision stayed in the topic, and in the list, for ever."""
+    """Bug: no write uses such a prefix again, so its decision stayed in the topic, and in the list, for ever."""
     prefix = pool_name(3)
     monkeypatch.setitem(globals(), "PREFIX", prefix)
     bench = OperatorBench()
@@ -583,7 +585,7 @@ def test_nothing_is_changed_without_the_prefix_typed(monkeypatch: pytest.MonkeyP
     assert out.getvalue().endswith("Nothing was changed.\n")
 
 
-def test_nothing_is_changed_where_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_changed_without_a_terminal_for_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
     def closed(_: str) -> str:
         raise EOFError
 
@@ -604,7 +606,7 @@ def test_empty_prefix_is_refused_without_a_question(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("command", ["finish", "abort", "forget"])
-def test_the_prefix_typed_or_yes_goes_on(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_typed_prefix_or_yes_confirms_the_command(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     bench = OperatorBench()
     bench.driver.commit(bench.batch(0))
     monkeypatch.setattr(operator, "connect", lambda _: bench.coordinator)
@@ -614,7 +616,7 @@ def test_the_prefix_typed_or_yes_goes_on(monkeypatch: pytest.MonkeyPatch, comman
     assert main([*arguments, "--yes"], io.StringIO(), lambda _: pytest.fail("it asked")) == 0
 
 
-def test_a_wrong_option_is_one_line(tmp_path: Path) -> None:
+def test_error_of_a_wrong_option_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "p").write_text("# ours\nkafka.no.such=1\ntopic=ignored\n")
     out = io.StringIO()
     assert main(["list", "--properties", str(tmp_path / "p"), "--bootstrap-servers", "h:1"], out) == 1
@@ -622,7 +624,7 @@ def test_a_wrong_option_is_one_line(tmp_path: Path) -> None:
     assert out.getvalue().count("\n") == 1
 
 
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_error_of_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
     out = io.StringIO()
     assert main(["list", "--properties", str(tmp_path / "none")], out) == 1
     assert (
@@ -630,7 +632,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_of_another_encoding_is_one_line(tmp_path: Path) -> None:
+def test_error_of_a_file_in_another_encoding_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "p").write_bytes("# größe\n".encode("latin-1"))
     out = io.StringIO()
     assert main(["list", "--properties", str(tmp_path / "p")], out) == 1
@@ -639,7 +641,9 @@ def test_a_file_of_another_encoding_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_querys_file_is_read_as_the_job_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: a line that goes on was cut off without a word: a login had no password, of the servers one was asked."""
+    """Bug: a continued line was cut off without an error. The login had no password, and only one of the servers was
+    used.
+    """
     (tmp_path / "p").write_text(
         "! ours\nkafka.bootstrap.servers=h1:9093,\\\n  h2:9093\nkafka.security.protocol=SASL_PLAINTEXT\n"
         "kafka.sasl.mechanism=SCRAM-SHA-256\n"
@@ -666,7 +670,9 @@ def test_malformed_line_of_properties_is_named_by_number(tmp_path: Path) -> None
 
 
 def test_decision_topic_comes_from_file_or_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "p").write_text("Kafka.Bootstrap.Servers=h:1\nDecision.Topic=ours\n")  # as the query may have them
+    (tmp_path / "p").write_text(
+        "Kafka.Bootstrap.Servers=h:1\nDecision.Topic=ours\n"
+    )  # as the query's options may have them
     bench = OperatorBench()
     monkeypatch.setattr(operator, "connect", lambda _: bench.coordinator)
     monkeypatch.setattr(bench.coordinator, "close", lambda: None)
@@ -694,7 +700,7 @@ def test_an_open_transaction_is_ended_by_its_exact_epoch(bench: OperatorBench) -
     assert bench.values() == []
 
 
-def test_a_batch_whose_note_alone_failed_is_not_called_aborted(
+def test_batch_with_only_a_failed_note_is_not_called_aborted(
     bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = bench.batch(0)
@@ -715,15 +721,13 @@ def test_a_batch_whose_note_alone_failed_is_not_called_aborted(
     assert bench.driver.begin().last_batch_id == 0
 
 
-def test_no_task_begins_after_its_batch_was_given_up(bench: OperatorBench) -> None:
+def test_no_task_begins_after_its_batch_was_aborted(bench: OperatorBench) -> None:
     batch_start = bench.driver.begin()
     assert bench.driver.abort(batch_start, [])
     found = bench.cluster_of_driver.describe([batch_start.driver.transactional_id])[batch_start.driver.transactional_id]
     assert found is not None
-    assert (found.state, found.producer) != (
-        TransactionState.EMPTY,
-        batch_start.driver.producer,
-    )  # what a task looks at
+    # the comparison that a task makes
+    assert (found.state, found.producer) != (TransactionState.EMPTY, batch_start.driver.producer)
 
 
 def test_decided_batch_is_not_aborted(bench: OperatorBench) -> None:
@@ -737,8 +741,8 @@ def test_decided_batch_is_not_aborted(bench: OperatorBench) -> None:
 @pytest.mark.parametrize("prefix", [PREFIX, "a b", "it's", "-x", "$HOME;", "orders."])
 @pytest.mark.parametrize("command", ["finish", "accept", "forget"])
 def test_command_of_an_error_can_be_typed(command: str, prefix: str, topic: str) -> None:
-    """Bug: a prefix with a blank or a quote was another one, or none, to the shell; and the full stop of the sentence,
-    or its colon, stood behind the prefix as if it were part of it.
+    """Bug: to the shell a prefix with a blank or a quote was a different prefix, or none. The sentence's full stop or
+    colon stood behind the prefix and looked like a part of it.
     """
     python, module, name, *typed = shlex.split(operator_command(command, prefix, topic))
     assert (python, module, name) == ("python", "-m", "spark_kafka_sink.transactions")
@@ -750,7 +754,7 @@ def test_command_of_an_error_can_be_typed(command: str, prefix: str, topic: str)
 
 @pytest.mark.parametrize("command", ["finish", "abort", "accept", "forget"])
 def test_operator_works_where_only_short_timeouts_are_allowed(bench: OperatorBench, command: str) -> None:
-    """Bug: it asked whether tasks, of which it has none, may take the 15 minutes of the default, and was refused."""
+    """Bug: the operator checked the tasks' default timeout of 15 minutes and was refused, although it has no tasks."""
     if command in {"finish", "accept"}:
         bench.decide(0)
     else:
@@ -785,7 +789,7 @@ def with_checksum(content: dict[str, object]) -> bytes:
     ids=str,
 )
 def test_damaged_record_is_shown_safely_beside_others(bench: OperatorBench, changed: dict[str, object]) -> None:
-    """Bug: a time beyond any calendar ended the list; a query id cleared the screen."""
+    """Bug: a time beyond the calendar ended the list, and a query id cleared the screen."""
     bench.driver.commit(bench.batch(0))
     content: dict[str, object] = json.loads(Decision(0, "q", WALL_MS, 1, 2, (), is_finished=True).to_bytes())
     del content["checksum"]
@@ -800,7 +804,7 @@ def test_damaged_record_is_shown_safely_beside_others(bench: OperatorBench, chan
 
 
 def test_first_use_beyond_the_calendar_hides_no_other(bench: OperatorBench) -> None:
-    """Bug: it ended the list."""
+    """Bug: such a record ended the list."""
     bench.driver.commit(bench.batch(0))
     written_by_a_stranger(bench, first_use_key(b"evil"), FirstUse(10**18, 16, 1).to_bytes())
     bench.operator.show(None)
@@ -809,7 +813,7 @@ def test_first_use_beyond_the_calendar_hides_no_other(bench: OperatorBench) -> N
     assert "orders: batch 0 of query q, 2 rows" in said
 
 
-def test_keys_and_ids_of_strangers_are_shown_without_control_characters(bench: OperatorBench) -> None:
+def test_foreign_keys_and_ids_are_shown_without_control_characters(bench: OperatorBench) -> None:
     """Bug: a key forged a line in colour, and a transactional id set the terminal's title."""
     written_by_a_stranger(bench, b"evil\x1b[31m\npayments: batch 7 of query q\xff", b"{}")
     name = "z\x1b[2J\x1b]0;pwned\x07\u202e/driver"
@@ -860,7 +864,7 @@ def test_freed_prefix_begins_at_any_batch_and_is_not_lost(bench: OperatorBench) 
 
 
 def test_prefix_freed_by_older_release_is_an_error_until_adopted(bench: OperatorBench) -> None:
-    """That release wrote a tombstone and no first-use record."""
+    """The older release wrote a tombstone and no first-use record."""
     driver = bench.raw.begin("orders/driver")
     place = bench.cluster_of_driver.place
     bench.coordinator.writer.write(driver, place, PREFIX.encode(), None, 0, bench.coordinator.timer(1_000))
@@ -883,7 +887,7 @@ def test_adopt_is_refused_where_a_decision_is_known(bench: OperatorBench) -> Non
 
 
 def test_adopt_is_refused_while_transactions_are_open(bench: OperatorBench) -> None:
-    """They may be decided in another topic, and the next driver would abort them."""
+    """Another topic may hold their decision, and the next driver would abort them."""
     bench.decide(0)
     others = other_topic("others")
     operator = Operator(bench.coordinator, others, bench.out, lambda: WALL_MS)
@@ -897,14 +901,14 @@ def test_adopt_is_refused_while_transactions_are_open(bench: OperatorBench) -> N
 
 
 @pytest.mark.parametrize("command", ["finish", "abort", "accept", "forget", "adopt"])
-def test_command_for_a_prefix_that_nobody_used_leaves_it_usable(bench: OperatorBench, command: str) -> None:
+def test_command_for_an_unused_prefix_leaves_it_usable(bench: OperatorBench, command: str) -> None:
     with contextlib.suppress(IllegalStateError):  # of accept: there is nothing to accept
         getattr(bench.operator, command)(PREFIX)
     assert bench.driver.begin().last_batch_id is None
 
 
 def test_command_for_a_write_without_a_prefix_leaves_no_record(bench: OperatorBench) -> None:
-    """Nobody comes back to such a prefix."""
+    """No write uses such a prefix again."""
     prefix = pool_name(3)
     for command in ("finish", "abort", "forget"):
         getattr(bench.operator, command)(prefix)
@@ -912,7 +916,7 @@ def test_command_for_a_write_without_a_prefix_leaves_no_record(bench: OperatorBe
     assert [record for record in bench.cluster.log(*place).records() if prefix.encode() in (record.key or b"")] == []
 
 
-def test_error_about_a_strangers_record_steers_no_terminal(
+def test_error_about_a_foreign_record_has_no_control_character(
     bench: OperatorBench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written_by_a_stranger(bench, PREFIX.encode(), with_checksum({"version": "\x1b[2J\nAll is well."}))

@@ -1,4 +1,4 @@
-"""What a driver refuses to decide, what it says of a batch with nothing in it, and what it ends of others."""
+"""Batches that a driver refuses to decide, empty batches, and foreign transactions that a driver aborts."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_tasks_of_two_starts_are_not_decided(driver: ExactlyOnceDriver) -> None:
 
 @pytest.mark.parametrize("version", [2, 1])
 def test_only_the_first_empty_batch_is_decided(version: int) -> None:
-    """A later batch would else be the first one that the decision topic hears of."""
+    """Otherwise a later batch would be the first one in the decision topic."""
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
     assert driver.commit([]) == Committed(None, False, None)
@@ -127,7 +127,7 @@ def test_too_old_transaction_is_not_decided(
     [(5, None, False), (4, None, True), (6, None, True), (5, "another's", True)],
     ids=["its own", "of the batch before", "of the batch after", "of another task"],
 )
-def test_forgotten_transaction_was_committed_if_its_marker_was(
+def test_forgotten_transaction_counts_if_its_marker_was_committed(
     bench: CoordinatorBench,
     driver: ExactlyOnceDriver,
     monkeypatch: pytest.MonkeyPatch,
@@ -162,7 +162,7 @@ def test_forgotten_transaction_was_committed_if_its_marker_was(
 def test_batch_with_an_unfinished_commit_is_not_noted(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int
 ) -> None:
-    """Noted, no start would commit it any more, and its rows would end by timeout."""
+    """After the note no start would commit the batch, and its rows would end by timeout."""
 
     told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
     script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(error_code), times=None)
@@ -188,7 +188,7 @@ def test_batch_with_an_unfinished_commit_is_not_noted(
 def test_error_of_undecided_write_advises_no_second_write(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, query_id: str, is_driver: bool, error_code: int
 ) -> None:
-    """Bug: that is another write, and its rows came beside those that were finished by their command, or by hand."""
+    """Bug: a second write got new names, and its rows were added to those that the operator had finished."""
     told = replace(told_by_a_task(bench, driver.begin(), timeout_ms=900_000), query_id=query_id)
     refusal = faults.fail_with(error_code) if is_driver else refused_to_task_0(error_code)
     bench.cluster.on(ApiKey.END_TXN, refusal, times=1 if is_driver else None)
@@ -258,7 +258,7 @@ def test_driver_fenced_while_writing_decides_nothing(
     ],
     ids=["fenced", "forgotten", "timed out", "not authorized"],
 )
-def test_refused_decision_commit_says_what_is_known(
+def test_refused_decision_commit_reports_the_known_state(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int, kind: type[KafkaError], text: str
 ) -> None:
     told = told_by_a_task(bench, driver.begin())
@@ -268,7 +268,7 @@ def test_refused_decision_commit_says_what_is_known(
     assert bench.state("P/0") == "Ongoing"
 
 
-def test_transactions_of_other_prefixes_are_left_alone() -> None:
+def test_transactions_of_other_prefixes_are_not_aborted() -> None:
     bench = CoordinatorBench()
     others = ["axb/0", "a.b/0/1", "a.bb/0", "a.b/x", "x/a.b/0", "a.b/0.", "a.b/"]
     for name in others:
@@ -294,7 +294,7 @@ def test_transaction_of_attempt_with_same_id_is_aborted(version: int) -> None:
 
 @pytest.mark.parametrize("version", [2, 1])
 def test_task_with_aborted_transaction_is_not_decided(version: int) -> None:
-    """Under version 1 of transactions its epoch is what the task left: decided, its rows would be lost."""
+    """Under version 1 of transactions the epoch does not show the abort. A decision would lose the task's rows."""
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
     told = told_by_a_task(bench, driver.begin())
@@ -329,7 +329,7 @@ def test_driver_fenced_while_listing_aborts_nothing(step: str, version: int, mon
 
 @pytest.mark.parametrize("version", [2, 1])
 def test_late_attempt_is_aborted_after_commit(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: it was left out as the task's own, and stayed open until its timeout where the attempt died."""
+    """Bug: the driver took the transaction for the task's own. It stayed open until its timeout if the attempt died."""
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
     told = told_by_a_task(bench, driver.begin())
@@ -347,8 +347,8 @@ def test_late_attempt_is_aborted_after_commit(version: int, monkeypatch: pytest.
 def test_batch_decided_while_it_is_fenced_is_not_aborted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Bug: under version 1 the fence is no end of the driver's transaction, and what was decided was lost. Spark calls
-    abort while commit runs where a query is stopped.
+    """Bug: under version 1 the fence does not end the driver's transaction, and a decided batch was lost. When a query
+    is stopped, Spark calls abort while commit runs.
     """
     bench = CoordinatorBench(version=1)
     driver = driver_of(bench, "P")
@@ -395,7 +395,7 @@ def test_transaction_forgotten_during_describe_is_ignored(
     assert driver.begin().last_batch_id is None
 
 
-def test_what_was_known_before_another_epoch_is_read_again(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
+def test_last_decision_is_read_again_after_a_new_epoch(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
     driver.commit([told_by_a_task(bench, driver.begin())])
     assert driver.begin(None, Decision(3, "q", 0, 1, 1, (), True)).last_batch_id == 4
 
@@ -413,7 +413,7 @@ def test_failed_note_says_that_batch_is_committed(version: int, what: str, monke
     def slowly(self: KafkaDriverCluster, driver: OpenTransaction, decision: Decision, sequence: int) -> None:
         write(self, driver, decision, sequence)
         if decision.is_finished:
-            bench.rig.clock.advance(90_000)  # more than the driver's own transaction may take
+            bench.rig.clock.advance(90_000)  # longer than the driver's own transaction may take
 
     def in_vain(*_: object) -> list[str]:
         raise KafkaTimeoutError("P/driver is not listed.")
@@ -430,7 +430,7 @@ def test_failed_note_says_that_batch_is_committed(version: int, what: str, monke
 
 
 def decided(bench: CoordinatorBench, topic: str | None, fingerprint: int | None) -> BatchStart:
-    """Batch 4 of three rows, by a release that knows fingerprints or by one that does not; its successor's start."""
+    """Batch 4 of three rows, decided by a release with or without fingerprints, and the start of its successor."""
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
     own = OpenTransaction.of("P/driver", cluster.init_producer_id("P/driver", None), 2)
     cluster.write_decision(own, Decision(4, "q", 0, 1, 3, (), True, fingerprint=fingerprint, topic=topic), 0)
@@ -439,7 +439,7 @@ def decided(bench: CoordinatorBench, topic: str | None, fingerprint: int | None)
 
 
 def skipped(batch_start: BatchStart, rows: int, fingerprint: int) -> list[TaskOutcome]:
-    """Of two tasks that dropped their rows."""
+    """The messages of two tasks that dropped their rows."""
     halves = ((rows // 2, 7), (rows - rows // 2, (fingerprint - 7) % 2**64))
     return [
         TaskOutcome(batch_start, 4, "q", index, count, None, was_skipped=True, fingerprint=part)
@@ -495,7 +495,7 @@ def test_decision_holds_fingerprint_and_topic_of_its_batch() -> None:
 
 
 def test_decision_on_a_transaction_of_another_prefix_is_not_followed() -> None:
-    """A record that somebody else wrote made the driver commit a transaction of another application."""
+    """Bug: a foreign record made the driver commit a transaction of another application."""
     bench = CoordinatorBench()
     stranger = bench.raw.begin("payments/0")
     bench.raw.write(stranger, PLACE, "a row")

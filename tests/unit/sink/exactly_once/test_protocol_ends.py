@@ -1,4 +1,4 @@
-"""What the driver's protocol makes of transactions that are not as they were left: which are ended, which count."""
+"""Transactions in unexpected states: the driver ends some of them, and counts some as committed."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def driver(bench: CoordinatorBench) -> ExactlyOnceDriver:
     return driver_of(bench, "P")
 
 
-# ---- what was decided last -------------------------------------------------------------------------------------------
+# ---- the last decision -----------------------------------------------------------------------------------------------
 
 
 def test_begin_without_known_decision_reads_it(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
-    """Taken for none, a batch that was written would be written again."""
+    """A driver that assumed that there is none would write a batch again."""
     next_ = driver.commit([told_by_a_task(bench, driver.begin())]).driver
     assert next_ is not None
     assert driver.begin(next_.producer).last_batch_id == 4
 
 
 def test_next_batch_start_names_the_last_decision(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
-    """By which a batch that comes again is known, and a query that is not the prefix's own."""
+    """By it a driver knows a repeated batch, and a query that does not own the prefix."""
     committed = driver.commit([replace(told_by_a_task(bench, driver.begin()), query_id="another")])
     assert not committed.was_skipped
     batch_start = driver.begin()
@@ -66,7 +66,7 @@ def test_begin_with_known_decision_does_not_read_it(bench: CoordinatorBench, dri
     assert bench.asked(ApiKey.FETCH) == []
 
 
-# ---- what is not decided ---------------------------------------------------------------------------------------------
+# ---- batches that are not decided ------------------------------------------------------------------------------------
 
 
 def test_task_with_forgotten_transaction_is_not_decided(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
@@ -77,7 +77,7 @@ def test_task_with_forgotten_transaction_is_not_decided(bench: CoordinatorBench,
     assert driver.begin().last_batch_id is None
 
 
-def test_a_driver_that_its_coordinator_has_forgotten_decides_nothing(
+def test_driver_forgotten_by_its_coordinator_decides_nothing(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forgotten(self: KafkaDriverCluster, *given: Any) -> None:
@@ -109,7 +109,7 @@ def test_driver_with_deciding_successor_ends_nothing(version: int, monkeypatch: 
     assert bench.asked(ApiKey.END_TXN) == []
 
 
-# ---- what is decided -------------------------------------------------------------------------------------------------
+# ---- decided batches -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
@@ -137,7 +137,7 @@ def test_late_commit_counts_if_marker_was_committed(
 
 @pytest.mark.parametrize(("topic", "flag"), [("mine", " --decision-topic=mine"), (CONFIG.decision_topic, "")])
 def test_commands_in_errors_name_another_decision_topic(bench: CoordinatorBench, topic: str, flag: str) -> None:
-    """Bug: typed as they stood, they found nothing decided, and aborted what was."""
+    """Bug: the printed commands read the default topic, found no decision, and aborted a decided batch."""
     cluster = KafkaDriverCluster(bench.coordinator, replace(CONFIG, decision_topic=topic), "P")
     driver = ExactlyOnceDriver("P", cluster, lambda: 0)
     told = told_by_a_task(bench, driver.begin())
@@ -159,7 +159,9 @@ def test_unreadable_markers_error_says_batch_is_decided(
     kind: type[KafkaError],
     what: str,
 ) -> None:
-    """Bug: the error was that of one request, and told neither that rows count nor until when that must be ended."""
+    """Bug: the error was that of one request. It did not say that the rows count, nor until when they must be
+    committed.
+    """
     told = told_by_a_task(bench, driver.begin())
     bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(ErrorCode.invalid_producer_id_mapping), times=None)
     ask = getattr(KafkaDriverCluster, what)
@@ -190,7 +192,7 @@ def test_start_with_failed_note_says_batch_is_committed(
     assert bench.state("P/0") == "CompleteCommit"
 
 
-# ---- what is aborted -------------------------------------------------------------------------------------------------
+# ---- aborts ----------------------------------------------------------------------------------------------------------
 
 
 def test_task_without_rows_is_fenced_by_next_driver(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
@@ -202,7 +204,7 @@ def test_task_without_rows_is_fenced_by_next_driver(bench: CoordinatorBench, dri
 
 
 @each_version
-def test_tasks_without_rows_are_no_matter_to_an_abort(version: int) -> None:
+def test_abort_ignores_tasks_without_rows(version: int) -> None:
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
     told = told_by_a_task(bench, driver.begin())
@@ -212,7 +214,7 @@ def test_tasks_without_rows_are_no_matter_to_an_abort(version: int) -> None:
 
 
 @each_version
-def test_abort_after_decision_leaves_the_batch(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abort_after_decision_changes_nothing(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
     told = told_by_a_task(bench, driver.begin())
@@ -266,7 +268,7 @@ def test_driver_fenced_while_aborting_aborts_no_more(
 
 
 def test_abort_with_last_epoch_ends_open_transactions() -> None:
-    """Under version 1 the driver begins anew before it looks, and then has another producer id."""
+    """Under version 1 the driver calls InitProducerId before it reads, and then has a different producer id."""
     bench = CoordinatorBench(version=1)
     driver = driver_of(bench, "P")
     first = driver.begin().driver
@@ -279,9 +281,7 @@ def test_abort_with_last_epoch_ends_open_transactions() -> None:
     assert bench.state("P/0") == "CompleteAbort"
 
 
-def test_what_its_coordinator_does_not_abort_is_asked_for_once(
-    bench: CoordinatorBench, driver: ExactlyOnceDriver
-) -> None:
+def test_refused_abort_is_requested_only_once(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
     told = told_by_a_task(bench, driver.begin())
     bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(ErrorCode.transactional_id_authorization_failed), times=None)
     bench.cluster.requests.clear()
@@ -290,13 +290,13 @@ def test_what_its_coordinator_does_not_abort_is_asked_for_once(
     assert asked == ["P/driver", "P/0"]
 
 
-# ---- what is logged --------------------------------------------------------------------------------------------------
+# ---- logs ------------------------------------------------------------------------------------------------------------
 
 
 def test_finished_transactions_listed_as_empty_are_not_logged(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are ended all the same: a transaction that is begun and not yet written to looks so too."""
+    """The driver aborts them all the same: a transaction that has begun and has no partition yet looks the same."""
     batch_start = driver.begin()
     left = bench.raw.begin("P/7", timeout_ms=60_000)
     found = TransactionDescription(

@@ -1,4 +1,4 @@
-"""What a driver does where the decision topic knows nothing of its prefix, on scripted nodes."""
+"""A driver whose decision topic has no record of its prefix, on scripted nodes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_missing_topic_is_not_created_for_used_prefix(bench: CoordinatorBench) -
 
 @pytest.mark.parametrize("is_held", [True, False])
 def test_topic_deleted_between_batches_is_an_error(bench: CoordinatorBench, is_held: bool) -> None:
-    """Bug: two minutes of silence, and then no word of the deletion."""
+    """Bug: the driver was silent for two minutes, and its error did not mention the deletion."""
     driver = driver_of(bench, "P")
     committed = driver.commit([told_by_a_task(bench, driver.begin())])
     assert committed.driver is not None
@@ -116,12 +116,14 @@ def test_topic_deleted_during_a_batch_is_an_error(bench: CoordinatorBench) -> No
     started_ms = bench.rig.now_ms
     with pytest.raises(IllegalStateError, match="is not in the cluster"):
         driver.commit([told])
-    limit_ms = 15_000 if bench.raw.version >= 2 else CONFIG.producer.max_block_ms + 5_000  # its coordinator is asked
+    limit_ms = (
+        15_000 if bench.raw.version >= 2 else CONFIG.producer.max_block_ms + 5_000
+    )  # by a request to its coordinator
     assert bench.rig.now_ms - started_ms < limit_ms
     assert bench.state("P/0") == "Ongoing", "nothing was decided"
 
 
-def test_topic_unknown_for_a_moment_is_waited_for(bench: CoordinatorBench) -> None:
+def test_driver_waits_for_a_topic_unknown_for_a_moment(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
     driver.begin()
     topic = bench.cluster.topics[TOPIC]
@@ -129,7 +131,7 @@ def test_topic_unknown_for_a_moment_is_waited_for(bench: CoordinatorBench) -> No
     assert another_process(bench).begin().last_batch_id is None
 
 
-def test_prefix_that_coordinators_have_forgotten_goes_on_after_its_decision(bench: CoordinatorBench) -> None:
+def test_prefix_forgotten_by_coordinators_goes_on_after_its_decision(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
     driver.commit([told_by_a_task(bench, driver.begin())])
     bench.cluster.transactions.transactions.clear()
@@ -164,8 +166,8 @@ def test_late_first_use_record_hides_no_decision(bench: CoordinatorBench) -> Non
     assert another_process(bench).begin().last_batch_id == 4
 
 
-def test_later_batches_ask_no_more_than_before(bench: CoordinatorBench) -> None:
-    """Of a driver whose client goes on: the first-use record and the configuration cost nothing."""
+def test_later_batches_make_no_more_requests(bench: CoordinatorBench) -> None:
+    """A driver that keeps its client reads the first-use record and the configuration only once."""
     driver = driver_of(bench, "P")
     driver.commit([told_by_a_task(bench, driver.begin())])
     bench.cluster.requests.clear()
@@ -175,8 +177,8 @@ def test_later_batches_ask_no_more_than_before(bench: CoordinatorBench) -> None:
     assert len(bench.asked(FETCH)) == 1
 
 
-def test_abort_leaves_a_batch_alone_whose_decision_may_be_lost() -> None:
-    """Under version 1 nothing but the decision topic tells whether another process has decided it."""
+def test_abort_leaves_batch_open_if_its_decision_may_be_lost() -> None:
+    """Under version 1 only the decision topic shows whether another process has decided the batch."""
     bench = CoordinatorBench(version=1)
     driver = driver_of(bench, "P")
     told = told_by_a_task(bench, driver.begin())
@@ -186,7 +188,7 @@ def test_abort_leaves_a_batch_alone_whose_decision_may_be_lost() -> None:
 
 
 def test_pending_marker_of_late_attempt_does_not_delay_start(bench: CoordinatorBench) -> None:
-    """Bug: the marker of the decided batch was waited for until the late attempt timed out."""
+    """Bug: the driver waited for the marker of a decided batch until the late attempt timed out."""
 
     def die(*_: object) -> None:
         raise KafkaTimeoutError("The driver is gone.")
@@ -228,7 +230,7 @@ def test_tombstones_count_as_no_records(bench: CoordinatorBench) -> None:
 
 
 def test_first_use_before_a_tombstone_is_found_however_far_back(bench: CoordinatorBench) -> None:
-    """forget writes them in this order."""
+    """forget writes the records in this order."""
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
     cluster.write_first_use(is_adopted=True)
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""A session's batches on scripted nodes: what it keeps between them, and what it does when one fails."""
+"""A session's batches on scripted nodes: the state that it keeps between them, and its behaviour after a failure."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Se
 
 @pytest.mark.parametrize("prefix", [None, PREFIX])
 def test_session_without_prefix_reads_no_decision(bench: SessionBench, prefix: str | None) -> None:
-    """Bug: it read all that others had decided in its partition, seconds beside a stream of some hours."""
+    """Bug: it read all decisions of other prefixes in its partition, which took seconds beside a stream of some
+    hours.
+    """
     place = KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
     others = bench.raw.begin("others/driver")
     bench.raw.write(others, place, "a decision of others")
@@ -113,7 +115,9 @@ def test_batches_count_one_after_the_other(bench: SessionBench) -> None:
 
 
 def test_first_batch_without_any_task_leaves_a_decision(bench: SessionBench) -> None:
-    """Its DataFrame has no partition. The batch after it would else be refused as one without a first batch."""
+    """Its DataFrame has no partition. Without the decision the next batch would be refused, as one without a first
+    batch.
+    """
     session(PREFIX).run(CONFIG, StreamBatch("q", "run 1", 0), lambda *_: [])
     bench.run(1, "run 2")
     assert bench.values() == ["row 1"]
@@ -141,7 +145,7 @@ def test_batch_repeated_after_restart_is_skipped(bench: SessionBench, caplog: py
 
 
 def test_data_frame_without_partitions_is_no_batch_that_had_rows(bench: SessionBench) -> None:
-    """It has no task that could say that its rows are missing."""
+    """It has no task that could report that its rows are missing."""
     bench.run(0)
     with pytest.raises(BatchChangedError, match="with 1 rows, and now it comes with 0"):
         session(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 0), lambda batch_start, batch_id: [])
@@ -190,7 +194,7 @@ def test_second_sink_is_refused_after_first_failed(
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(ExactlyOnceDriver, "finish", fail)  # decided, and what stays of it is for the next try
+        patch.setattr(ExactlyOnceDriver, "finish", fail)  # decided; the next try finishes it
         with pytest.raises(ZeroDivisionError):
             bench.run(0)
     with pytest.raises(IllegalStateError, match="two sinks"):
@@ -222,7 +226,7 @@ def test_sink_with_other_settings_makes_new_connections(bench: SessionBench) -> 
     assert init.request.producer_id == -1  # the epoch that it had was another cluster's, for all it knows
 
 
-def test_a_sinks_decision_topic_is_the_one_it_names(bench: SessionBench) -> None:
+def test_sink_uses_the_decision_topic_it_names(bench: SessionBench) -> None:
     bench.run(0, config=OTHERS["decision topic"])
     bench.run(1, config=OTHERS["decision topic"])
     with pytest.raises(IllegalStateError, match=r"decision\.topic=__spark_kafka_sink_decisions is not in the cluster"):
@@ -249,10 +253,10 @@ def test_failed_batch_is_aborted_and_retry_counts(bench: SessionBench, error: ty
 
 @pytest.mark.parametrize("step", ["begin", "commit"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError, KafkaTimeoutError])
-def test_a_client_that_was_interrupted_is_not_used_again(
+def test_interrupted_client_is_not_used_again(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
 ) -> None:
-    """It may wait for ever for what it had an answer to. Signal handlers raise what they like."""
+    """It may wait for ever for an answer that it has had. Signal handlers may raise any exception."""
 
     def interrupted(*_: object) -> None:
         raise error
@@ -269,10 +273,10 @@ def test_a_client_that_was_interrupted_is_not_used_again(
 
 
 @pytest.mark.parametrize("step", ["begin", "commit"])
-def test_a_client_that_was_not_let_in_is_made_anew(
+def test_client_is_made_again_after_a_refused_login(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """It holds the certificates that it has read; their files may have been renewed since."""
+    """The client holds the certificates that it has read, and their files may have been renewed since."""
 
     def refused(*_: object) -> None:
         raise SslAuthenticationError("Node 0 refuses our certificate (certificate expired).")
@@ -291,8 +295,8 @@ def test_a_client_that_was_not_let_in_is_made_anew(
 def test_client_is_made_again_after_refused_end(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch, is_decided: bool
 ) -> None:
-    """Bug: the batch failed with another error than the refusal, the client was kept, and the next one was refused too,
-    though the certificate had been renewed.
+    """Bug: the batch failed with a different error, so the client was kept. The next batch was refused too, although
+    the certificate had been renewed.
     """
     refusal = SslAuthenticationError("Node 0 refuses our certificate (certificate expired).")
 
@@ -312,7 +316,7 @@ def test_client_is_made_again_after_refused_end(
     assert bench.values() == ["row 0", "row 1"]
 
 
-def test_what_a_session_decided_itself_is_not_read_again(bench: SessionBench) -> None:
+def test_session_does_not_read_its_own_decision_again(bench: SessionBench) -> None:
     bench.run(0)
     reads = len(bench.asked(ApiKey.FETCH))
     bench.run(1)
@@ -322,7 +326,7 @@ def test_what_a_session_decided_itself_is_not_read_again(bench: SessionBench) ->
     assert bench.values() == ["row 0", "row 1", "row 3"]
 
 
-def test_a_batch_that_takes_long_is_no_rest(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_is_not_idle_during_a_long_batch(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
     def take_long(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
         clock.sleep_ms(700_000)
         return []
@@ -338,7 +342,7 @@ def test_a_batch_that_takes_long_is_no_rest(bench: SessionBench, monkeypatch: py
 
 
 def test_client_is_closed_after_a_refused_login(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: of each prefix whose write was refused, what its client knew stayed for good."""
+    """Bug: the metadata of each refused prefix's client stayed in memory for good."""
     drivers = []
 
     def refuse(driver: ExactlyOnceDriver, *_: object) -> NoReturn:
@@ -356,8 +360,8 @@ def test_client_is_closed_after_a_refused_login(bench: SessionBench, monkeypatch
 def test_prefixes_of_one_batch_write_each_keep_no_connections(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: each kept five descriptors for ten minutes, of which a process may have a thousand, and what its client knew
-    of the cluster for good.
+    """Bug: each kept five descriptors for ten minutes, of which a process may have a thousand, and its client's
+    metadata for good.
     """
     clock = FakeClock()
     monkeypatch.setattr(session_module, "SystemClock", lambda: clock)
@@ -376,10 +380,10 @@ def test_prefixes_of_one_batch_write_each_keep_no_connections(
 
 
 @pytest.mark.parametrize("batch", [None, StreamBatch("q", "run 1", 0)], ids=["write", "stream"])
-def test_of_a_prefix_that_rests_no_settings_are_kept(
+def test_idle_prefix_keeps_no_settings(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch, batch: StreamBatch | None
 ) -> None:
-    """Bug: of each stream they stayed for good, 20 KB, in a driver in which new checkpoints make ever new prefixes."""
+    """Bug: 20 KB for each stream stayed for good, in a driver whose new checkpoints make new prefixes all the time."""
     monkeypatch.setattr(session_module, "IDLE_MS", -1)
     monkeypatch.setattr(session_module, "_SOON_IDLE_MS", -1)
     session(PREFIX).run(CONFIG, batch, lambda *_: [])
@@ -390,8 +394,8 @@ def test_of_a_prefix_that_rests_no_settings_are_kept(
 
 
 def test_only_most_recent_streams_keep_connections(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: each kept five descriptors for ten minutes, of which a process may have a thousand: after two hundred
-    queries with availableNow, a table each, nothing could be opened any more.
+    """Bug: each stream kept five descriptors for ten minutes, of which a process may have a thousand. After two hundred
+    queries with availableNow, one for each table, the process could open no more files.
     """
     clock = FakeClock()
     monkeypatch.setattr(session_module, "SystemClock", lambda: clock)
@@ -407,8 +411,8 @@ def test_only_most_recent_streams_keep_connections(bench: SessionBench, monkeypa
     assert session("table-8")._client is None
 
 
-def test_batch_writes_take_no_stream_its_connections(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: after 32 batch writes with a prefix each, a stream connected and logged in anew for every batch."""
+def test_batch_writes_close_no_connections_of_a_stream(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: after 32 batch writes with a prefix each, a stream connected and logged in again for every batch."""
     clock = FakeClock()
     monkeypatch.setattr(session_module, "SystemClock", lambda: clock)
     bench.run(0)
@@ -457,8 +461,8 @@ def test_log_of_undecided_batch_says_what_ends_it(
     caplog: pytest.LogCaptureFixture,
     batch: StreamBatch | None,
 ) -> None:
-    """Bug: that nothing was aborted was told nowhere; and of a batch write, where that could not be asked for, that a
-    start of the query ends it, which writes all rows anew.
+    """Bug: no log said that the transactions were still open. For a batch write the log said that a start of the query
+    ends them, but that start writes all rows again.
     """
 
     def fail(*_: object) -> None:
@@ -501,7 +505,7 @@ def test_child_does_not_close_connections_of_its_parent(bench: SessionBench, mon
     assert bench.connections == ["made", "made"]
 
 
-def test_a_driver_that_was_taken_over_notices_before_its_tasks(bench: SessionBench) -> None:
+def test_fenced_driver_fails_before_its_tasks(bench: SessionBench) -> None:
     bench.run(0)
     other = DriverSession(PREFIX)
     other.run(CONFIG, StreamBatch("q", "run 2", 1), bench.tasks)
@@ -514,7 +518,7 @@ def test_driver_with_forgotten_id_reads_the_decision(bench: SessionBench) -> Non
     bench.run(0)
     other = DriverSession(PREFIX)
     other.run(CONFIG, StreamBatch("q", "run 2", 1), bench.tasks)
-    bench.cluster.transactions.transactions.clear()  # transactional.id.expiration.ms; any epoch is taken then
+    bench.cluster.transactions.transactions.clear()  # as after transactional.id.expiration.ms
     bench.run(1)
     bench.run(2)
     assert bench.values() == ["row 0", "row 1", "row 2"]
@@ -538,17 +542,15 @@ def test_batch_of_another_driver_is_skipped_each_time(bench: SessionBench, ids: 
     else:
         with pytest.raises(ProducerFencedError):
             bench.run(1)
-    for run in ("run 4", "run 5"):  # what came behind it in foreachBatch failed
+    for run in ("run 4", "run 5"):  # later code in foreachBatch failed
         bench.run(1, run)
         assert session(PREFIX)._decided is None
     assert bench.values() == ["row 0", "row 1"]
 
 
-def test_a_session_that_nobody_comes_back_to_keeps_no_connections(
-    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unused_session_keeps_no_connections(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
     def look_on(*_: object) -> list[TaskOutcome]:
-        session("refunds")  # a batch is under way, and its session not idle
+        session("refunds")  # a batch runs, so its session is not idle
         return []
 
     bench.run(0)
@@ -557,13 +559,13 @@ def test_a_session_that_nobody_comes_back_to_keeps_no_connections(
     monkeypatch.setattr(session_module, "IDLE_MS", -1)
     monkeypatch.setattr(session_module, "_SOON_IDLE_MS", -1)
     session("payments").run(CONFIG, None, look_on)
-    assert bench.connections == ["made", "closed", "made"]  # the last is that of payments
+    assert bench.connections == ["made", "closed", "made"]  # the last one belongs to payments
     bench.run(1)
-    assert bench.connections[3:] == ["closed", "made"]  # those that were closed before are of no use
+    assert bench.connections[3:] == ["closed", "made"]  # the closed ones are of no use
     assert bench.values() == ["row 0", "row 1"]
     session("refunds")
     DriverSession(PREFIX).run(CONFIG, StreamBatch("q", "run 2", 2), bench.tasks)
-    with pytest.raises(ProducerFencedError):  # after a rest as well
+    with pytest.raises(ProducerFencedError):  # also after a rest
         bench.run(2)
 
 
@@ -595,7 +597,7 @@ def test_a_batch_write_comes_after_one_of_another_process(bench: SessionBench) -
     assert bench.values() == ["row 0", "row 1", "row 2"]
 
 
-def test_write_after_an_empty_one_follows_last_decision(bench: SessionBench) -> None:
+def test_write_after_an_empty_one_follows_the_last_decision(bench: SessionBench) -> None:
     def write(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
         batch_ids.append(batch_id)
         return bench.tasks(batch_start, batch_id, "")
@@ -607,7 +609,7 @@ def test_write_after_an_empty_one_follows_last_decision(bench: SessionBench) -> 
     assert batch_ids == [0, 1]
 
 
-def test_a_write_without_rows_brings_back_nothing_that_was_forgotten(bench: SessionBench) -> None:
+def test_write_without_rows_restores_no_forgotten_decision(bench: SessionBench) -> None:
     bench.run(0)
     Operator(bench.coordinator, CONFIG, io.StringIO(), lambda: 0).forget(PREFIX)
     session(PREFIX).run(CONFIG, None, lambda *_: [])
@@ -615,7 +617,7 @@ def test_a_write_without_rows_brings_back_nothing_that_was_forgotten(bench: Sess
     assert bench.values() == ["row 0", "row 0"]
 
 
-def test_stream_prefix_is_given_or_made_of_checkpoint() -> None:
+def test_stream_prefix_comes_from_option_or_checkpoint() -> None:
     made = stream_prefix(CONFIG, {"checkpointLocation": "/a/b"})
     assert made == stream_prefix(CONFIG, {"checkpointlocation": "/a/b/"})
     assert made != stream_prefix(CONFIG, {"checkpointlocation": "/a/c"})
@@ -649,13 +651,13 @@ def test_query_name_names_a_stream_without_a_location_option() -> None:
         ("a/b", ["./a/b", "a//b/", "c/../a/b"]),
     ],
 )
-def test_a_checkpoint_spelled_otherwise_has_the_same_prefix(location: str, spellings: list[str]) -> None:
+def test_checkpoint_in_another_spelling_has_the_same_prefix(location: str, spellings: list[str]) -> None:
     made = stream_prefix(CONFIG, {"checkpointLocation": location})
     assert made == f"spark-kafka-sink-{hashlib.sha256(location.encode()).hexdigest()[:24]}", "queries have it open"
     assert {stream_prefix(CONFIG, {"checkpointLocation": each}) for each in spellings} == {made}
 
 
-def test_checkpoints_that_may_be_two_have_a_prefix_each() -> None:
+def test_possibly_different_checkpoints_have_a_prefix_each() -> None:
     locations = [
         "/a",
         "/A",
@@ -723,7 +725,9 @@ def test_forms_without_a_driver_refuse_before_any_row() -> None:
 def test_foreach_batch_prefix_comes_from_the_checkpoints_location(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: with the query's id as the name, a deleted checkpoint was not noticed, and every row was written twice."""
+    """Bug: the prefix came from the query's id. A deleted checkpoint was not noticed, and every row was written
+    twice.
+    """
     monkeypatch.setattr(session_module, "_BATCH_PREFIXES", {})
     named = [batch_prefix(CONFIG, StreamBatch(query, "run", 0, "file:/checkpoint")) for query in ("q1", "q2")]
     assert named[0] == named[1] == stream_prefix(CONFIG, {"checkpointLocation": "file:///checkpoint"})
@@ -748,7 +752,7 @@ def test_query_decided_under_its_id_goes_on_under_that_name(
 
 
 def test_another_query_is_refused_before_it_fences_the_first(bench: SessionBench) -> None:
-    """Bug: a second application with the same prefix stopped the first one, which was the rightful owner."""
+    """Bug: a second application with the same prefix stopped the first one, which owned the prefix."""
     bench.run(0)
     fences = len(bench.asked(ApiKey.INIT_PRODUCER_ID))
     other = DriverSession(PREFIX)
@@ -759,8 +763,8 @@ def test_another_query_is_refused_before_it_fences_the_first(bench: SessionBench
     assert bench.values() == ["row 0", "row 1"]
 
 
-def test_owner_is_not_asked_for_while_a_driver_decides(bench: SessionBench) -> None:
-    """To read the last decision then waits until the transaction of a driver that died has timed out."""
+def test_owner_is_not_read_while_a_driver_decides(bench: SessionBench) -> None:
+    """A read of the last decision would wait until the transaction of a dead driver has timed out."""
     bench.run(0)
     place = KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).place
     bench.raw.write(bench.raw.begin(f"{PREFIX}/driver"), place, "half a decision")

@@ -1,4 +1,4 @@
-"""A task's producer in exactly-once delivery: which one it borrows, and under which name it writes."""
+"""A task's producer in exactly-once delivery: which producer it borrows, and under which transactional id it writes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CONFIG = SinkConfig.from_options(
 
 
 class NamedProducer(ScriptedProducer):
-    """Transactional; remembers the names it was given."""
+    """A transactional producer that remembers the transactional ids it was given."""
 
     def __init__(self, config: ProducerConfig) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class NamedProducer(ScriptedProducer):
 
 
 class Bench:
-    """A task's delivery of a begun batch. `found` is what the cluster says of the driver."""
+    """A task's delivery of a begun batch. `found` is the cluster's description of the driver."""
 
     def __init__(self, last_batch_id: int | None = None, partition: int = 0, attempt: int = 0) -> None:
         self.made: list[NamedProducer] = []
@@ -112,7 +112,7 @@ def test_rows_of_a_written_batch_are_counted_and_dropped() -> None:
     assert bench.made == []
 
 
-def test_a_task_whose_driver_nobody_knows_is_too_late() -> None:
+def test_task_of_an_unknown_driver_is_too_late() -> None:
     bench = Bench()
     bench.found = None
     with pytest.raises(ProducerFencedError, match=r"Attempt 0 of partition 0 comes too late for batch 4"):
@@ -133,8 +133,8 @@ def test_attempt_takes_no_id_with_an_open_transaction() -> None:
     assert bench.made[0].names == ["P/3.2"]
 
 
-def test_an_attempt_that_ends_after_the_decision_leaves_nothing_open() -> None:
-    """Bug: readers waited for its timeout after the last batch, and after a batch write without a prefix."""
+def test_attempt_that_ends_after_the_decision_leaves_nothing_open() -> None:
+    """Bug: after the last batch, and after a batch write without a prefix, readers waited for the attempt's timeout."""
     bench = Bench()
     bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
     bench.found = TransactionDescription("P/driver", TransactionState.COMPLETE_COMMIT, 1, 1, 1, None, frozenset())
@@ -276,7 +276,7 @@ def test_batch_task_has_the_next_batch_id(properties: dict[str, str], last: int 
 def test_batch_writes_task_that_a_query_may_run_is_refused(
     properties: dict[str, str], given: dict[str, str], text: str
 ) -> None:
-    """Bug: a batch write inside foreachBatch wrote the rows of a batch that Spark ran again once more."""
+    """Bug: Spark ran a batch again, and a batch write inside foreachBatch wrote its rows twice."""
     properties.clear()
     properties.update(given)
     with pytest.raises(ConfigError, match=text):
@@ -311,6 +311,6 @@ def test_transaction_that_is_not_prepared_has_no_outcome() -> None:
         _ = bench.transaction.outcome
 
 
-def test_outside_a_task_there_is_nobody() -> None:
+def test_outside_a_task_there_is_no_task_context() -> None:
     with pytest.raises(IllegalStateError, match="only in a Spark task"):
         streaming_task()

@@ -1,5 +1,5 @@
-"""Names of batch writes without a prefix: a pool of the cluster, used again after a write that ended well, and never by
-two writes at once.
+"""Names of batch writes without a prefix. The cluster has a pool of them; a name is used again after a write that ended
+well, and never by two writes at once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WriteBench(CoordinatorBench):
     """Writes without a prefix, whose tasks write a row each."""
 
     def outcomes(self, batch_start: BatchStart) -> list[TaskOutcome]:
-        """Of a write's tasks."""
+        """The outcomes of a write's tasks."""
         made = []
         for partition in range(TASKS):
             open_ = self.raw.begin(task_id(batch_start.prefix, partition, 0))
@@ -84,12 +84,12 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wr
 
 @pytest.fixture(autouse=True)
 def _own_level(caplog: pytest.LogCaptureFixture) -> None:
-    """The writers set a level where there is none; this one is taken back."""
+    """Restore the log level, which the writers set where there is none."""
     caplog.set_level(logging.INFO, "spark_kafka_sink")
 
 
 class Sink(KafkaSink):
-    """Runs its tasks in this process; `before` runs when the write has begun."""
+    """A sink that runs its tasks in this process. It calls `before` when the write has begun."""
 
     before: Step = staticmethod(lambda: None)
 
@@ -118,13 +118,13 @@ WRITES = pytest.mark.parametrize("write", [by_sink, by_format])
 
 
 @WRITES
-def test_many_writes_of_many_applications_use_the_ids_of_one(
+def test_many_applications_share_the_transactional_ids_of_one(
     bench: WriteBench, write: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: each application made names of its own, so that a job that starts each minute left 2 million ids a week."""
+    """Bug: each application made its own names, so that a job that starts each minute left 2 million ids a week."""
     count = 200 if bench.coordinator.transaction_version(bench.timer()) == 2 else 40
     for _ in range(count):
-        other = bench.another_client()  # knows nothing of the writes before
+        other = bench.another_client()  # has no state of earlier writes
         monkeypatch.setattr(other, "close", lambda: None)
         bench.coordinator = bench.raw.coordinator = other
         write(bench)
@@ -136,7 +136,7 @@ def test_many_writes_of_many_applications_use_the_ids_of_one(
 
 
 @WRITES
-def test_writes_at_one_time_have_names_of_their_own(bench: WriteBench, write: Any) -> None:
+def test_concurrent_writes_have_different_names(bench: WriteBench, write: Any) -> None:
     for _ in range(10):
         write(bench, lambda: write(bench, lambda: write(bench)))
     assert bench.rows() == 30 * TASKS
@@ -188,7 +188,7 @@ def test_name_of_ended_write_is_used_again(
 
 
 @WRITES
-def test_write_after_the_decision_topic_was_deleted_makes_it_again(bench: WriteBench, write: Any) -> None:
+def test_write_creates_a_deleted_decision_topic_again(bench: WriteBench, write: Any) -> None:
     write(bench)
     del bench.cluster.topics[CONFIG.decision_topic]
     bench.coordinator = bench.another_client()
@@ -201,7 +201,7 @@ def test_write_after_the_decision_topic_was_deleted_makes_it_again(bench: WriteB
 # ---- the claim ------------------------------------------------------------------------------------------------------
 
 
-def test_claim_writes_nothing_that_a_reader_would_wait_for(bench: WriteBench) -> None:
+def test_claim_leaves_nothing_for_readers_to_wait_for(bench: WriteBench) -> None:
     claim = bench.claim()
     assert bench.claim_state(claim) == "Ongoing"
     places = [TopicPartition(CONFIG.decision_topic, each) for each in range(16)]
@@ -210,23 +210,23 @@ def test_claim_writes_nothing_that_a_reader_would_wait_for(bench: WriteBench) ->
     assert bench.claim_state(claim) == "CompleteCommit"
 
 
-def test_name_that_was_given_back_comes_before_new_ones(bench: WriteBench) -> None:
+def test_returned_name_is_used_before_new_ones(bench: WriteBench) -> None:
     claims = [bench.claim() for _ in range(5)]
     assert len({each.prefix for each in claims}) == 5
     bench.release(claims[3])
     assert [bench.claim(bench.another_client()).prefix for _ in range(1)] == [claims[3].prefix]
 
 
-def test_writes_look_at_more_names_when_all_are_taken(bench: WriteBench) -> None:
+def test_write_tries_more_names_when_all_are_taken(bench: WriteBench) -> None:
     numbers = [int(bench.claim().prefix.rpartition("-")[2]) for _ in range(WINDOW + 3)]
     assert sorted(numbers[:WINDOW]) == list(range(WINDOW))
     assert all(WINDOW <= each < 3 * WINDOW for each in numbers[WINDOW:])
 
 
-def test_write_that_looked_at_the_same_moment_takes_another_name(
+def test_concurrent_claims_of_one_name_end_with_different_names(
     bench: WriteBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The other one fences this one between its InitProducerId and AddPartitionsToTxn."""
+    """The second write fences the first between its InitProducerId and its AddPartitionsToTxn."""
 
     def raced(*given: Any) -> None:
         if not rivals:
@@ -248,7 +248,8 @@ def test_write_that_looked_at_the_same_moment_takes_another_name(
 def test_stalled_write_leaves_its_name_to_new_owner(
     bench: WriteBench, write: Any, is_used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stops between its look and its InitProducerId. To begin under the name would abort what the owner decided.
+    """The write stops between its read and its InitProducerId. If it began under the name, it would abort the owner's
+    decision.
 
     Bug: it took the name, and the owner's write could end with TransactionLostError and a part of its rows.
     """
@@ -277,14 +278,14 @@ def test_stalled_write_leaves_its_name_to_new_owner(
     assert is_used or not set(tasks) & set(bench.cluster.transactions.transactions)
 
 
-def test_claim_that_cannot_be_ended_costs_its_name_alone(bench: WriteBench, caplog: pytest.LogCaptureFixture) -> None:
+def test_claim_that_cannot_be_ended_costs_only_its_name(bench: WriteBench, caplog: pytest.LogCaptureFixture) -> None:
     claim = bench.claim()
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError), times=None)
     bench.release(claim)
     assert f"its name {claim.prefix} is not used again for some days: " in caplog.text
 
 
-def test_names_of_writes_are_told_from_those_of_streams() -> None:
+def test_names_of_writes_differ_from_those_of_streams() -> None:
     assert is_one_off(pool_name(0))
     assert is_one_off(pool_name(12345))
     assert is_one_off("spark-kafka-sink-" + "0123456789abcdef" * 2), "of earlier releases"
