@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from functools import partial
 from itertools import count
 from threading import Condition, Lock, Thread
 from types import FrameType
@@ -84,10 +83,6 @@ def is_owned(condition: Any) -> bool:
     return bool(condition._is_owned())
 
 
-def is_complete(harness: ProducerHarness) -> bool:
-    return not harness.accumulator.has_incomplete
-
-
 def lingering() -> ProducerHarness:
     """Records wait in the batches that the rows will join."""
     harness = ProducerHarness({"linger.ms": "60000", "batch.size": "300"}, topics={TOPIC: 3})
@@ -112,8 +107,8 @@ def test_interrupt_at_any_place_ends_everything_and_frees_memory() -> None:
             assert batch.is_filled, interrupt.where
             assert batch.record_count > 0, interrupt.where
         after = [harness.send(b"after", partition=partition) for partition in range(3)]
-        harness.accumulator._flushes.add("one")
-        harness.run_until(partial(is_complete, harness))
+        harness.flush()
+        assert not harness.accumulator.has_incomplete, interrupt.where
         assert [each.error for each in after] == [None] * 3, interrupt.where
         assert harness.memory_in_use == 0, interrupt.where
         assert not harness.accumulator.has_undrained, interrupt.where
@@ -142,8 +137,8 @@ def test_interrupted_send_keeps_records_before_and_after_it(before: str) -> None
         if interrupt.where is None:
             break
         after = [harness.send(b"after", key=key) for key in (b"1", None)]
-        harness.accumulator._flushes.add("one")
-        harness.run_until(partial(is_complete, harness), limit_ms=1_000)
+        harness.flush(limit_ms=1_000)
+        assert not harness.accumulator.has_incomplete, interrupt.where
         assert [each.error for each in after] == [None, None], interrupt.where
         sent = [value.rstrip(b"\0") for value in harness.values() if value]
         assert sent == [b"before"] * (before != "nothing") + [b"after"] * 2, interrupt.where
@@ -205,8 +200,8 @@ def test_interrupted_send_columns_gives_back_its_memory() -> None:
         interrupt = CallInterrupt(at)
         with suppress(KeyboardInterrupt), interrupt:
             harness.producer.send_columns(TOPIC, COLUMNS)
-        harness.accumulator._flushes.add("one")
-        harness.run_until(partial(is_complete, harness))
+        harness.flush()
+        assert not harness.accumulator.has_incomplete, interrupt.where
         assert harness.memory_in_use == 0, interrupt.where
         if interrupt.where is None:
             break

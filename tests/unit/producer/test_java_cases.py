@@ -31,7 +31,7 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.producer.futures import RecordMetadata
-from spark_kafka_sink.producer.idempotence import MAX_EPOCH, ProducerIdentity
+from spark_kafka_sink.producer.idempotence import MAX_EPOCH
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata
 from spark_kafka_sink.producer.transactions import State
 from spark_kafka_sink.protocol.versions import ApiKey
@@ -49,16 +49,10 @@ def idempotent(settings: dict[str, str] | None = None) -> ProducerHarness:
     return harness
 
 
-def identity_of(harness: ProducerHarness) -> ProducerIdentity:
-    identity = harness.producer._identity
-    assert identity is not None
-    return identity
-
-
 def at_last_epoch() -> ProducerHarness:
     """As `idempotent`, and the next epoch takes a new producer id: 1001, after 1000."""
     harness = idempotent()
-    identity = identity_of(harness)
+    identity = harness.identity
     identity.producer = identity.producer._replace(epoch=MAX_EPOCH)
     harness.warm_up()
     harness.cluster.requests.clear()
@@ -130,7 +124,7 @@ def test_batch_in_flight_ends_under_its_old_producer_id(fate: faults.Hook | None
     harness = at_last_epoch()
     answer(harness, {0: [faults.fail_with(OutOfOrderSequenceError)], 1: [] if fate is None else [fate]})
     send_to_both(harness, b"second")
-    harness.run_until(lambda: identity_of(harness).producer == (NEW_ID, 0))
+    harness.run_until(lambda: harness.identity.producer == (NEW_ID, 0))
     assert not harness.deliveries[1].is_settled
     send_to_both(harness, b"third")
     harness.settle()
@@ -245,7 +239,7 @@ def test_producer_id_comes_though_metadata_takes_the_only_request(
     (metadata,) = harness.cluster.requests_of(ApiKey.METADATA)[:1]
     (asked,) = harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)
     assert asked.now_ms >= metadata.now_ms + 500
-    assert identity_of(harness).producer.is_valid
+    assert harness.identity.producer.is_valid
     assert most == [1]
 
 

@@ -115,7 +115,7 @@ def test_a_failed_send_calls_back_and_its_future_raises() -> None:
 
 def test_a_callback_names_the_chosen_partition_when_memory_stays_full() -> None:
     harness = warm({"linger.ms": "1000", "buffer.memory": "1000", "max.block.ms": "10"}, topics={TOPIC: 4})
-    harness.producer._pool.allocate(900, 0, Grant())
+    harness.accumulator.pool.allocate(900, 0, Grant())
     delivery = harness.send(bytes(200), key=b"k")
     assert isinstance(delivery.error, BufferExhaustedError)
     assert delivery.place == RecordMetadata(TOPIC, partition_for_key(b"k", 4), -1, -1, -1, -1)
@@ -564,7 +564,7 @@ def test_topic_too_long_for_a_request_fails_at_once(topic: str) -> None:
     assert isinstance(delivery.error, InvalidTopicError)
     assert len(str(delivery.error)) < 1_000
     assert harness.now_ms == delivery.sent_ms
-    assert topic not in harness.metadata._expiry_ms
+    assert topic not in harness.known_topics
 
 
 @pytest.mark.parametrize("topic", [b"flights", None, 7, ["flights"], "half a pair \ud800"])
@@ -638,7 +638,7 @@ ONE_ROW = [bytes(200)]
 def test_one_max_block_ms_covers_metadata_and_memory(columns: RecordColumns | None) -> None:
     harness = warm({"buffer.memory": "1000", "max.block.ms": "2000"})
     harness.cluster.create_topic("late", 1)
-    harness.producer._pool.allocate(900, 0, Grant())
+    harness.accumulator.pool.allocate(900, 0, Grant())
     harness.cluster.on(ApiKey.METADATA, faults.delay(1_500))
     began_ms = harness.now_ms
     if columns is None:

@@ -426,7 +426,7 @@ def test_impossible_state_in_a_turn_is_fatal(monkeypatch: pytest.MonkeyPatch, ve
 def test_fault_in_the_producer_id_answer_fails_waiting_records(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = ProducerHarness(SETTINGS)
     delivery = harness.send(b"v")
-    raise_once(monkeypatch, harness.producer._identity, "_restart_partitions", MemoryError("no more"))
+    raise_once(monkeypatch, harness.identity, "_restart_partitions", MemoryError("no more"))
     harness.settle(1_000)
     assert "MemoryError: no more" in str(delivery.error)
     assert_nothing_is_left(harness)

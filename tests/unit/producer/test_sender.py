@@ -256,7 +256,7 @@ def test_a_leaderless_topic_that_was_forgotten_is_added_again() -> None:
     delivery = harness.send(b"x")
     harness.metadata._expiry_ms.clear()
     harness.turn()
-    assert TOPIC in harness.metadata._expiry_ms
+    assert TOPIC in harness.known_topics
     harness.cluster.move_leader(TOPIC, 0, 0)
     harness.settle()
     assert delivery.error is None

@@ -12,7 +12,7 @@ import pytest
 from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
 from support.fake_clock import FakeClock
-from support.scripted_broker.responses import _build
+from support.scripted_broker.responses import build_entity
 
 from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.common.cluster import Node, TopicPartition
@@ -167,7 +167,7 @@ def test_operation_after_the_close_gets_its_own_error() -> None:
 
 
 def answer(api_key: int, version: int, values: dict[str, Any]) -> Any:
-    return _build(load_response_schema(api_key, version), values)
+    return build_entity(load_response_schema(api_key, version), values)
 
 
 def done(_: object) -> None:
@@ -447,7 +447,7 @@ def queue() -> TransactionQueue:
 
 def found(node_id: int) -> Any:
     values = {"error_code": 0, "error_message": None, "node_id": node_id, "host": f"host-{node_id}", "port": 9092}
-    return _build(load_response_schema(ApiKey.FIND_COORDINATOR, 3), values)
+    return build_entity(load_response_schema(ApiKey.FIND_COORDINATOR, 3), values)
 
 
 def test_requests_go_by_priority_and_in_their_order(queue: TransactionQueue) -> None:
