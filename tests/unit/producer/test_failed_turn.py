@@ -119,7 +119,7 @@ def test_a_callback_that_exits_ends_no_turn() -> None:
     assert later.error is None
 
 
-def test_ctrl_c_in_the_callback_of_a_refused_send_reaches_the_caller() -> None:
+def test_ctrl_c_in_callback_of_refused_send_reaches_caller() -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -160,7 +160,7 @@ def test_transaction_fails_after_the_end_of_the_thread() -> None:
 
 
 @pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction", "prepare_transaction"])
-def test_a_transaction_does_not_wait_for_a_thread_that_is_gone(call: str) -> None:
+def test_transaction_does_not_wait_for_ended_thread(call: str) -> None:
     harness = TransactionHarness(2).started()
     harness.client.poll = lambda timeout_ms, now_ms: exits()
     with pytest.raises(SystemExit):
@@ -172,7 +172,7 @@ def test_a_transaction_does_not_wait_for_a_thread_that_is_gone(call: str) -> Non
 
 
 @pytest.mark.parametrize("call", ["init_transactions", "commit_transaction"])
-def test_a_transactional_call_does_not_wait_where_another_thread_closes_as_it_begins(call: str) -> None:
+def test_transactional_call_ends_when_another_thread_closes(call: str) -> None:
     harness = TransactionHarness(2)
     if call == "commit_transaction":
         harness.started()
@@ -191,7 +191,7 @@ def test_a_transactional_call_does_not_wait_where_another_thread_closes_as_it_be
     assert harness.now_ms == began_ms
 
 
-def test_a_flush_does_not_wait_for_a_thread_that_is_gone() -> None:
+def test_flush_does_not_wait_for_ended_thread() -> None:
     harness = with_a_record_on_its_way()
     gone = threading.Thread(target=lambda: None)
     gone.start()
@@ -212,7 +212,7 @@ class Watched(SystemClock):
         self.slept.set()
 
 
-def test_failed_turn_is_logged_and_the_producer_is_not_used_again(
+def test_failed_turn_is_logged_and_producer_not_reused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Watched()

@@ -83,7 +83,7 @@ def test_raised_copies_of_an_error_are_independent() -> None:
     assert error.__traceback__ is None
 
 
-def test_waiting_thread_gets_the_outcome_of_the_part_after_a_split() -> None:
+def test_waiting_thread_gets_outcome_of_split_part() -> None:
     future = FutureRecordMetadata(5, 1, 1)
     whole, part = BatchResult(PLACE), BatchResult(PLACE)
     future.bind(whole, 7)
@@ -99,7 +99,7 @@ def test_waiting_thread_gets_the_outcome_of_the_part_after_a_split() -> None:
     assert [metadata.offset for metadata in outcomes] == [52]
 
 
-def test_a_wait_on_a_split_batch_goes_on_with_the_part() -> None:
+def test_wait_on_split_batch_continues_with_part() -> None:
     """The same without a thread: the wait itself finds the batch split."""
     future = FutureRecordMetadata(5, 1, 1)
     part = result(base_offset=50)

@@ -81,7 +81,7 @@ def errors(deliveries: list[Delivery]) -> list[KafkaError | None]:
 # ---- the producer id -------------------------------------------------------------------------------------------------
 
 
-def test_one_producer_id_is_asked_for_and_every_batch_carries_it() -> None:
+def test_one_producer_id_is_requested_for_all_batches() -> None:
     harness = ProducerHarness(ONE_EACH, topics={TOPIC: 2}, node_count=2)
     for index in range(6):
         harness.send(b"v", partition=index % 2)
@@ -177,7 +177,7 @@ def test_refused_renewal_of_the_producer_id_keeps_sent_batches() -> None:
     assert len(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) >= 4
 
 
-def test_a_producer_id_that_is_refused_for_another_reason_is_fatal() -> None:
+def test_other_refusal_of_producer_id_is_fatal() -> None:
     harness = ProducerHarness(ONE_EACH)
     harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(InvalidRequestError))
     delivery = harness.send(b"v")
@@ -202,7 +202,7 @@ def test_answer_without_a_producer_id_is_retried_after_the_backoff() -> None:
     assert harness.now_ms - start_ms >= 500  # 100, 200, 400 ms, each less a fifth
 
 
-def test_a_node_that_refuses_us_is_fatal_while_there_is_no_producer_id() -> None:
+def test_authentication_failure_without_producer_id_is_fatal() -> None:
     harness = ProducerHarness(ONE_EACH)
     refusal = SaslAuthenticationError("wrong password")
     harness.client.authentication_error = lambda node: refusal
@@ -301,7 +301,7 @@ def test_no_new_batch_follows_a_retry_to_a_recreated_topic() -> None:
     assert harness.values() == values(2)
 
 
-def test_no_new_batch_follows_a_retry_with_later_batches_in_flight() -> None:
+def test_retry_with_later_batches_in_flight_blocks_new_batches() -> None:
     harness = warm(ONE_EACH)
     identity = harness.identity
     first, behind_it, new = (ProducerBatch(PLACE, 0, 100, harness.now_ms) for _ in range(3))
@@ -387,7 +387,7 @@ def test_leaders_that_move_under_load_lose_nothing() -> None:
 # ---- row 27: OUT_OF_ORDER_SEQUENCE -----------------------------------------------------------------------------------
 
 
-def test_out_of_order_at_the_head_begins_a_new_epoch_and_everything_arrives() -> None:
+def test_out_of_order_head_begins_new_epoch_without_loss() -> None:
     harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(OutOfOrderSequenceError))
     deliveries = send_all(harness, 3)
@@ -466,7 +466,7 @@ def test_drained_partitions_go_on_in_the_new_epoch() -> None:
     assert stored(harness, 1) == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
 
 
-def test_batches_of_an_older_epoch_are_finished_under_it_before_new_ones_go() -> None:
+def test_batches_of_older_epoch_finish_before_new_ones() -> None:
     harness = warm(ONE_EACH, topics={TOPIC: 2}, node_count=2)
     slow = faults.delay(1_000)
 
@@ -512,7 +512,7 @@ def unknown_producer(log_start_offset: int) -> faults.Hook:
     return hook
 
 
-def test_an_unknown_producer_id_begins_a_new_epoch_and_sends_again() -> None:
+def test_unknown_producer_id_begins_new_epoch_and_retries() -> None:
     harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, unknown_producer(5))
     deliveries = send_all(harness, 3)
@@ -522,7 +522,7 @@ def test_an_unknown_producer_id_begins_a_new_epoch_and_sends_again() -> None:
     assert stored(harness)[1:] == [(1, 0), (1, 1), (1, 2)]
 
 
-def test_an_unknown_producer_id_without_a_log_start_is_only_sent_again() -> None:
+def test_unknown_producer_id_without_log_start_is_only_retried() -> None:
     harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, unknown_producer(-1))
     delivery = harness.send(b"v")
@@ -626,7 +626,7 @@ def test_batches_behind_an_expired_one_arrive_once_in_order() -> None:
     assert harness.memory_in_use == 0
 
 
-def test_an_error_that_comes_at_the_delivery_timeout_leaves_no_gap() -> None:
+def test_error_at_delivery_timeout_leaves_no_gap() -> None:
     """The answer and the expiry meet in one poll: the answer is read first, but the batch counts as abandoned."""
     harness = warm(SHORT)
     deadline_ms = harness.now_ms + 10_000
@@ -687,7 +687,7 @@ def test_exhausted_retries_leave_no_gap() -> None:
     assert harness.now_ms - start_ms < 1_000
 
 
-def test_a_batch_that_expires_before_it_was_sent_begins_no_new_epoch() -> None:
+def test_batch_expired_before_send_begins_no_new_epoch() -> None:
     harness = warm(SHORT)
     harness.network.stop(0)
     unsent = harness.send(b"unsent")

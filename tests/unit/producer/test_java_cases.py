@@ -84,7 +84,7 @@ def send_to_both(harness: ProducerHarness, value: bytes) -> list[Delivery]:
 # ---- an epoch that begins while another partition has a batch in flight ----------------------------------------------
 
 
-def test_batch_that_fails_after_another_partitions_new_epoch_leaves_no_gap() -> None:
+def test_batch_failed_after_new_epoch_leaves_no_gap() -> None:
     """SenderTest.testEpochBumpOnOutOfOrderSequenceForNextBatchWhenBatchInFlightFails."""
     harness = idempotent({"retries": "1"})
     not_leader = faults.fail_with(NotLeaderOrFollowerError)
@@ -375,7 +375,7 @@ def test_abortable_answer_of_a_group_lookup_costs_only_the_transaction(version: 
         pytest.param(ErrorCode.not_leader_or_follower, id="resendFailedProduceRequestAfterAbortableError"),
     ],
 )
-def test_batch_that_waits_for_retry_ends_after_its_transaction_is_lost(version: int, error_code: int) -> None:
+def test_waiting_retry_ends_after_its_transaction_is_lost(version: int, error_code: int) -> None:
     """The parameters name the tests of TransactionManagerTest. Partition 1 is refused while partition 0 waits."""
     harness = warm(version)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(error_code))

@@ -93,7 +93,7 @@ def test_keys_values_and_headers_arrive_unchanged() -> None:
     assert second.timestamp_ms == harness.clock.wall_ms() - (harness.now_ms - harness.deliveries[1].sent_ms)
 
 
-def test_a_record_too_large_fails_its_future_and_names_the_limit() -> None:
+def test_too_large_record_fails_its_future_with_the_limit() -> None:
     harness = warm({**AT_ONCE, "max.request.size": "1000"})
     error = harness.send(bytes(990)).error
     assert isinstance(error, RecordTooLargeError)
@@ -122,7 +122,7 @@ def test_a_callback_names_the_chosen_partition_when_memory_stays_full() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"delivery.timeout.ms": "1000", "request.timeout.ms": "900"}])
-def test_a_callback_of_a_refused_or_late_record_names_its_place(settings: dict[str, str]) -> None:
+def test_callback_of_refused_or_late_record_names_its_place(settings: dict[str, str]) -> None:
     harness = warm({**AT_ONCE, **settings}, topics={TOPIC: 3})
     harness.cluster.on(
         ApiKey.PRODUCE, faults.lose_request() if settings else faults.fail_with(TopicAuthorizationError), times=9
@@ -133,7 +133,7 @@ def test_a_callback_of_a_refused_or_late_record_names_its_place(settings: dict[s
     assert delivery.place == RecordMetadata(TOPIC, 2, -1, -1, -1, -1)
 
 
-def test_a_callback_of_a_record_for_a_missing_partition_names_that_partition() -> None:
+def test_callback_of_record_for_missing_partition_names_it() -> None:
     harness = warm({**AT_ONCE, "max.block.ms": "100"}, topics={TOPIC: 3})
     delivery = harness.send(b"v", partition=7)
     assert isinstance(delivery.error, KafkaTimeoutError)
@@ -175,7 +175,7 @@ def test_given_partition_goes_before_the_key() -> None:
     assert delivery.metadata.partition == other
 
 
-def test_without_a_key_records_stay_with_a_partition_for_batch_size_bytes() -> None:
+def test_records_without_key_stay_for_batch_size_bytes() -> None:
     harness = warm({"linger.ms": "10", "batch.size": "1000"}, topics={TOPIC: 4})
     deliveries = [harness.send(bytes(70)) for _ in range(100)]
     harness.settle()
@@ -281,7 +281,7 @@ def test_no_rows_send_nothing() -> None:
     assert not harness.accumulator.has_incomplete
 
 
-def test_a_row_too_large_is_refused_with_its_limit_and_takes_no_memory() -> None:
+def test_too_large_row_is_refused_without_memory() -> None:
     harness = warm({**AT_ONCE, "max.request.size": "1000"})
     with pytest.raises(RecordTooLargeError, match=r"max\.request\.size=1000"):
         harness.producer.send_columns(TOPIC, RecordColumns.from_rows([b"a", bytes(2_000)]))
@@ -345,7 +345,7 @@ def test_single_failed_rows_are_reported_in_stretches() -> None:
 # ---- metadata --------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_send_asks_for_its_topic_and_later_ones_for_nothing() -> None:
+def test_only_the_first_send_requests_its_topic() -> None:
     harness = ProducerHarness(AT_ONCE)
     harness.run_for(1)
     assert harness.cluster.requests_of(ApiKey.METADATA) == []  # lazy
@@ -367,7 +367,7 @@ def test_a_new_topic_is_asked_for_alone() -> None:
     assert harness.metadata.fetch().partition_count_for_topic("third") == 1
 
 
-def test_topics_that_are_looked_up_together_are_asked_for_in_one_request() -> None:
+def test_topics_looked_up_together_take_one_request() -> None:
     harness = warm(topics={TOPIC: 1} | {f"t{number}": 1 for number in range(5)})
     names = [f"new-{number}" for number in range(50)]
     for name in names:
@@ -421,7 +421,7 @@ def test_a_metadata_timeout_has_the_brokers_answer_as_cause(error_code: int, cau
     assert isinstance(raised.value.__cause__, cause)
 
 
-def test_a_refusal_that_comes_as_time_runs_out_is_the_cause_of_the_timeout() -> None:
+def test_refusal_at_the_time_limit_is_the_timeouts_cause() -> None:
     harness = warm({**AT_ONCE, "max.block.ms": "2000"})
     refuse = faults.refuse_topic("missing", UnknownTopicOrPartitionError)
 
@@ -452,7 +452,7 @@ def test_topic_that_appears_meanwhile_gets_the_record() -> None:
     assert delivery.error is None
 
 
-def test_a_partition_beyond_the_known_count_asks_for_metadata_and_fails_with_the_count() -> None:
+def test_unknown_partition_requests_metadata_and_fails_with_count() -> None:
     harness = warm({**AT_ONCE, "max.block.ms": "2000"}, topics={TOPIC: 3})
     delivery = harness.send(partition=3)
     assert "Partition 3 of topic flights with 3 partitions" in str(delivery.error)
@@ -464,7 +464,7 @@ def test_a_partition_beyond_the_known_count_asks_for_metadata_and_fails_with_the
 
 
 @pytest.mark.parametrize("stamp", [-1, -2, 1_764_000_000_000_000])
-def test_columns_with_a_timestamp_that_no_record_can_have_are_refused(stamp: int) -> None:
+def test_columns_with_impossible_timestamp_are_refused(stamp: int) -> None:
     """Bug: they went to the broker, which refused the whole batch."""
     harness = warm()
     columns = RecordColumns.from_rows([b"a", b"b"], timestamps_ms=[1_764_000_000_000, stamp])
@@ -487,7 +487,7 @@ def test_timestamps_probably_in_seconds_are_warned_of_once(caplog: pytest.LogCap
             assert ["looks like seconds" in line for line in caplog.messages].count(True) == 1
 
 
-def test_columns_for_a_partition_beyond_the_known_count_wait_for_it() -> None:
+def test_columns_for_unknown_partition_wait_for_it() -> None:
     harness = warm(topics={TOPIC: 1})
     harness.selector.at(harness.now_ms + 300, lambda: harness.cluster.add_partitions(TOPIC, 1))
     delivery = harness.send_columns(RecordColumns.from_rows([b"a"], partitions=[1]))
@@ -526,7 +526,7 @@ def test_an_invalid_topic_fails_at_once_and_others_flow(topic: str) -> None:
     assert good.error is None
 
 
-def test_a_send_to_a_known_invalid_topic_does_not_keep_it_in_the_metadata() -> None:
+def test_send_does_not_keep_invalid_topic_in_metadata() -> None:
     harness = warm()
     idle_ms = harness.config.metadata_max_idle_ms
     harness.send(topic="not valid")
@@ -544,7 +544,7 @@ def test_a_send_renews_the_idle_time_of_its_topic() -> None:
     assert harness.metadata._expiry_ms[TOPIC] == delivery.sent_ms + 5_000
 
 
-def test_a_topic_that_a_send_waits_for_is_not_forgotten_meanwhile() -> None:
+def test_metadata_keeps_topic_while_send_waits() -> None:
     """The wait may last longer than metadata.max.idle.ms."""
     harness = warm({**AT_ONCE, "metadata.max.idle.ms": "5000", "max.block.ms": "20000"}, topics={TOPIC: 1})
     harness.selector.at(harness.now_ms + 8_000, lambda: harness.cluster.add_partitions(TOPIC, 1))
@@ -737,7 +737,7 @@ def test_flush_that_takes_too_long_raises_a_timeout() -> None:
 
 
 @pytest.mark.parametrize("number", [np.uint64, np.int64, int])
-def test_timestamps_of_any_whole_type_go_into_a_batch_of_many_records(number: Callable[[int], Any]) -> None:
+def test_batch_takes_timestamps_of_any_whole_type(number: Callable[[int], Any]) -> None:
     """Bug: more than 32 of numpy's unsigned ones made their batch fail: their differences were floats."""
     harness = ProducerHarness({"linger.ms": "100"})
     stamps = [1_700_000_000_000 + index for index in range(40)]
@@ -766,7 +766,7 @@ def test_a_closed_producer_refuses_everything_and_closes_twice() -> None:
 
 
 @pytest.mark.parametrize("timeout", [-100, -0.1, float("-inf")])
-def test_a_close_with_a_negative_timeout_is_refused_and_closes_nothing(timeout: float) -> None:
+def test_close_refuses_negative_timeout_and_closes_nothing(timeout: float) -> None:
     harness = warm()
     with pytest.raises(IllegalStateError, match=rf"close\(timeout={timeout}\): give seconds"):
         harness.producer.close(timeout)
@@ -844,7 +844,7 @@ def test_generated_client_ids_are_numbered() -> None:
         ({"client.id": "mine"}, "mine"),
     ],
 )
-def test_client_id_is_the_one_set_or_made_of_the_transactional_id(settings: dict[str, str], client_id: str) -> None:
+def test_client_id_is_set_or_from_transactional_id(settings: dict[str, str], client_id: str) -> None:
     with threaded(**settings) as producer:
         assert producer.client_id == producer.config.client_id == client_id
         assert [thread.name for thread in producer_threads()] == [f"kafka-producer-network-thread-{client_id}"]
@@ -869,7 +869,7 @@ def test_close_with_a_limit_fails_the_remaining_records() -> None:
     assert not producer._accumulator.has_incomplete
 
 
-def test_a_close_with_a_limit_does_not_wait_for_a_silent_dns(
+def test_close_with_limit_does_not_wait_for_dns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Bug: it waited for the look-up of the Sender's thread, tens of seconds with a DNS that says nothing."""
@@ -947,7 +947,7 @@ def test_a_callback_may_close_and_may_not_flush() -> None:
 
 
 @pytest.mark.parametrize("missing", ["the metadata of topic unknown", "buffer.memory"])
-def test_send_in_a_callback_does_not_wait_for_its_own_thread(missing: str) -> None:
+def test_send_in_callback_does_not_wait_for_itself(missing: str) -> None:
     producer = threaded(**{"max.block.ms": "8000", "buffer.memory": "1000"})
     outcomes: list[BaseException | None] = []
     done = threading.Event()

@@ -55,7 +55,7 @@ def answer(metadata: ProducerMetadata, clock: FakeClock, *topics: str) -> bool:
     return is_partial
 
 
-def test_a_new_topic_is_asked_for_at_once_and_in_part() -> None:
+def test_new_topic_is_requested_at_once_by_itself() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     metadata.add("a", clock.now_ms())
@@ -73,7 +73,7 @@ def test_a_new_topic_is_asked_for_at_once_and_in_part() -> None:
     assert metadata.fetch().topics == {"a", "b"}
 
 
-def test_a_known_topic_asks_for_nothing_when_it_is_added_again() -> None:
+def test_known_topic_added_again_requests_nothing() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     metadata.add("a", clock.now_ms())
@@ -94,7 +94,7 @@ def test_a_full_request_names_every_topic_that_is_kept() -> None:
     assert request.allow_auto_topic_creation
 
 
-def test_an_update_for_a_topic_is_a_part_while_it_is_new_and_full_afterwards() -> None:
+def test_update_for_topic_is_partial_only_while_new() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     metadata.add("a", clock.now_ms())
@@ -107,7 +107,7 @@ def test_an_update_for_a_topic_is_a_part_while_it_is_new_and_full_afterwards() -
     assert metadata.new_metadata_request_and_version(clock.now_ms()).is_partial
 
 
-def test_an_answer_to_an_older_question_leaves_the_newer_one_open() -> None:
+def test_response_to_older_request_leaves_newer_one_open() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     metadata.add("a", clock.now_ms())
@@ -138,7 +138,7 @@ def test_topic_is_forgotten_after_the_idle_time() -> None:
     assert metadata.fetch().topics == {"busy"}
 
 
-def test_a_topic_that_has_not_been_answered_is_kept_however_old() -> None:
+def test_unanswered_topic_is_kept_at_any_age() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     metadata.add("a", clock.now_ms())
@@ -229,7 +229,7 @@ def test_wait_ends_with_the_close() -> None:
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["told before", "not told yet"])
 @pytest.mark.parametrize("code", [ErrorCode.invalid_topic_exception, ErrorCode.topic_authorization_failed])
-def test_old_refusal_of_a_topic_is_no_answer_to_a_new_request(code: int, is_told: bool) -> None:
+def test_old_refusal_does_not_answer_new_request(code: int, is_told: bool) -> None:
     """Bug: the answer about another topic brought it again, to a send that came once it was allowed."""
     clock = FakeClock()
     metadata = metadata_at(clock)

@@ -159,7 +159,7 @@ def test_a_batch_takes_exactly_batch_size_bytes_of_records() -> None:
     assert [rig.drain_one().record_count for _ in range(2)] == [2, 1]
 
 
-def test_a_record_larger_than_batch_size_gets_a_batch_of_its_own() -> None:
+def test_record_larger_than_batch_size_gets_own_batch() -> None:
     rig = Rig(batch_size=250)
     rig.append()
     result, _ = rig.append_with_result(size=900, value=bytes(800))
@@ -170,7 +170,7 @@ def test_a_record_larger_than_batch_size_gets_a_batch_of_its_own() -> None:
     assert batches[1].wire_size > 800
 
 
-def test_memory_is_taken_for_each_record_and_given_back_with_its_batch() -> None:
+def test_memory_of_records_returns_with_their_batch() -> None:
     rig = Rig()
     rig.append()
     rig.append(partition=1)
@@ -230,7 +230,7 @@ def test_a_closed_accumulator_takes_nothing_and_keeps_no_memory() -> None:
     assert rig.pool.available_memory == rig.pool.total_memory
 
 
-def test_closing_between_the_memory_and_the_lock_gives_the_memory_back() -> None:
+def test_close_between_memory_and_lock_returns_memory() -> None:
     class LateClose(BufferPool):
         def allocate(self, size: int, max_block_ms: int, grant: Grant) -> int:
             waited_ms = super().allocate(size, max_block_ms, grant)
@@ -294,7 +294,7 @@ def test_a_block_fills_batches_of_each_partition_in_order() -> None:
     assert batches > 4
 
 
-def test_a_block_and_single_records_share_a_batch_in_the_order_of_their_appends() -> None:
+def test_block_and_records_share_a_batch_in_append_order() -> None:
     rig = Rig()
     rig.append(value=b"first")
     append_block(rig, [b"second", b"third"], [0, 0], None)
@@ -341,7 +341,7 @@ def test_rows_of_several_blocks_in_a_batch_are_reported_once() -> None:
     assert sorted(told) == [(0, 100, 2), (1, 100, 4)]
 
 
-def test_batch_without_its_bytes_is_neither_ready_nor_drained_nor_expired() -> None:
+def test_unfilled_batch_is_not_ready_drained_or_expired() -> None:
     rig = Rig(batch_size=60)
     seen: list[object] = []
     block = Block(RecordColumns.from_rows([b"a" * 50]), 0, 1)
@@ -506,7 +506,7 @@ def test_a_muted_partition_is_neither_ready_nor_drained() -> None:
     assert rig.drain_one().record_count == 1
 
 
-def test_loads_count_the_batches_of_every_partition_that_has_a_leader() -> None:
+def test_loads_count_batches_of_partitions_with_leader() -> None:
     rig = Rig(batch_size=1)
     for partition in (0, 0, 1, 2):
         rig.append(partition)
@@ -540,7 +540,7 @@ def test_nodes_with_waiting_batches_are_reported_ready_or_not() -> None:
 # ---- drain -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_drain_takes_one_batch_of_each_partition_of_the_node() -> None:
+def test_drain_takes_one_batch_of_each_partition() -> None:
     rig = Rig(batch_size=1)
     for partition in (0, 0, 1, 2):
         rig.append(partition)
@@ -556,7 +556,7 @@ def test_a_drain_takes_one_batch_of_each_partition_of_the_node() -> None:
             assert not batch.is_open
 
 
-def test_a_drain_stops_at_the_largest_request_but_takes_one_batch_in_any_case() -> None:
+def test_drain_stops_at_max_request_size_after_one_batch() -> None:
     rig = Rig(batch_size=1)
     for partition in range(3):
         rig.append(partition)
@@ -584,7 +584,7 @@ def test_a_drain_counts_what_compression_is_expected_to_leave() -> None:
     assert len(drained[0]) == 3
 
 
-def test_batches_hold_more_where_records_compress_well_until_one_is_too_large() -> None:
+def test_batches_grow_with_compression_until_one_is_too_large() -> None:
     rig = Rig(batch_size=1_000)
     compressible(rig)
     for _ in range(40):
@@ -673,7 +673,7 @@ def test_batch_held_back_by_rules_blocks_no_other_partition() -> None:
 # ---- back again ------------------------------------------------------------------------------------------------------
 
 
-def test_a_retry_waits_its_backoff_out_and_then_goes_without_lingering() -> None:
+def test_retry_waits_for_backoff_and_does_not_linger() -> None:
     rig = Rig()
     rig.append()
     rig.clock.advance(LINGER_MS)
@@ -722,7 +722,7 @@ def test_returned_batch_goes_before_batches_never_sent() -> None:
     assert rig.drain_one() is first
 
 
-def test_parts_of_a_split_batch_stand_in_its_place_and_hold_its_memory() -> None:
+def test_split_parts_take_place_and_memory_of_batch() -> None:
     rig = Rig(batch_size=10_000)
     values = [b"%d" % index * 20 for index in range(6)]
     size = record_size_upper_bound(None, values[0])
@@ -795,7 +795,7 @@ def test_muted_partition_without_batches_keeps_its_queue() -> None:
 # ---- expiry ----------------------------------------------------------------------------------------------------------
 
 
-def test_batches_expire_queued_or_in_flight_when_their_time_is_over() -> None:
+def test_queued_and_in_flight_batches_expire() -> None:
     rig = Rig(batch_size=1)
     rig.append(0)
     in_flight = rig.drain_one()
@@ -820,7 +820,7 @@ def test_batches_expire_queued_or_in_flight_when_their_time_is_over() -> None:
     assert rig.accumulator.next_expiry_ms() == rig.now_ms + 1
 
 
-def test_many_batches_that_expire_together_are_not_compared_with_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_expiring_together_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Sender holds the lock meanwhile: each of 32,000 looked for among all of them took it 6.5 s."""
     rig = Rig(batch_size=1)
     for _ in range(500):
@@ -853,7 +853,7 @@ def test_batch_expires_at_the_longest_delivery_timeout(is_muted: bool) -> None:
     assert not rig.accumulator.has_undrained
 
 
-def test_a_batch_in_flight_that_has_expired_does_not_expire_again() -> None:
+def test_expired_batch_in_flight_does_not_expire_again() -> None:
     rig = Rig(batch_size=1)
     rig.append(0)
     in_flight = rig.drain_one()
@@ -903,7 +903,7 @@ def test_flush_waits_for_present_batches_and_their_parts() -> None:
     assert len(waited) == 3
 
 
-def test_aborting_everything_fails_what_is_queued_and_what_is_in_flight() -> None:
+def test_abort_fails_queued_and_in_flight_batches() -> None:
     rig = Rig(batch_size=1)
     futures = [rig.append(), rig.append()]
     rig.drain_one()

@@ -108,7 +108,7 @@ def test_a_turn_that_sent_something_does_not_wait() -> None:
     assert (polls, harness.now_ms) == ([0], before_ms)
 
 
-def test_unready_node_is_connected_and_the_poll_wakes_for_its_retry() -> None:
+def test_unready_node_is_connected_and_retried() -> None:
     harness = warm({**AT_ONCE, "reconnect.backoff.ms": "1000"}, node_count=2, topics={TOPIC: 2})
     harness.network.cut(0)
     harness.network.refusing.add(0)
@@ -121,7 +121,7 @@ def test_unready_node_is_connected_and_the_poll_wakes_for_its_retry() -> None:
     assert harness.turns < 500
 
 
-def test_one_request_carries_a_batch_of_each_partition_of_the_node() -> None:
+def test_request_has_one_batch_of_each_partition() -> None:
     harness = warm(node_count=2, topics={TOPIC: 4})
     for partition in range(4):
         harness.send(b"%d" % partition, partition=partition)
@@ -169,7 +169,7 @@ def test_batch_in_flight_holds_the_memory_of_its_sent_bytes(codec: str, least: i
     assert harness.memory_in_use == 0
 
 
-def test_more_than_buffer_memory_is_in_flight_if_it_compresses_well() -> None:
+def test_compressed_batches_in_flight_exceed_buffer_memory() -> None:
     harness = warm({**AT_ONCE, "buffer.memory": "20000", "compression.type": "gzip", "max.block.ms": "1000"})
     harness.network.held.add(0)
     for _ in range(4):
@@ -219,7 +219,7 @@ def test_acks_0_is_done_when_it_is_sent() -> None:
     assert harness.memory_in_use == 0
 
 
-def test_a_batch_without_a_leader_asks_for_metadata_until_there_is_one() -> None:
+def test_batch_without_leader_requests_metadata_until_one_exists() -> None:
     harness = warm()
     harness.cluster.move_leader(TOPIC, 0, NO_LEADER)
     harness.metadata.request_update()
@@ -357,7 +357,7 @@ def test_invalid_metadata_errors_request_metadata(error_code: int, asks: bool) -
     assert bool(harness.cluster.requests_of(ApiKey.METADATA)) is asks
 
 
-def test_a_refusal_is_logged_once_for_all_partitions_that_met_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_refusal_is_logged_once_for_all_its_partitions(caplog: pytest.LogCaptureFixture) -> None:
     harness = warm(topics={TOPIC: 3})
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(RequestTimedOutError))
     for partition in range(3):
@@ -455,7 +455,7 @@ def test_retries_are_limited_by_the_setting() -> None:
     assert len(produce_attempts(harness)) == 3
 
 
-def test_a_request_without_an_answer_is_sent_again_after_request_timeout_ms() -> None:
+def test_unanswered_request_is_retried_after_request_timeout_ms() -> None:
     harness = warm(SHORT)
     harness.cluster.on(ApiKey.PRODUCE, faults.lose_response())
     delivery = harness.send(b"x")
@@ -614,7 +614,7 @@ def test_other_records_of_a_refused_batch_get_its_code() -> None:
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 @pytest.mark.parametrize("is_idempotent", ["true", "false"])
-def test_a_batch_too_large_is_split_and_arrives_once_in_order(codec: str, is_idempotent: str) -> None:
+def test_too_large_batch_is_split_without_loss(codec: str, is_idempotent: str) -> None:
     settings = {"linger.ms": "20", "enable.idempotence": is_idempotent, "compression.type": codec}
     if is_idempotent == "false":  # the other way to have order
         settings["max.in.flight.requests.per.connection"] = "1"
@@ -735,7 +735,7 @@ def test_too_large_record_of_a_refused_batch_fails_without_others(error_code: in
 
 
 @pytest.mark.parametrize("splits", [1, 3])
-def test_parts_of_a_batch_with_a_lost_answer_are_not_duplicated(splits: int) -> None:
+def test_split_parts_with_lost_response_are_not_duplicated(splits: int) -> None:
     """No leader recognizes a part as a duplicate of its batch; to the leader it looks like a gap."""
     harness = warm({"linger.ms": "20", "max.in.flight.requests.per.connection": "5"})
 
@@ -1030,7 +1030,7 @@ def test_forced_close_fails_incomplete_batches_and_closes_connections() -> None:
     assert harness.memory_in_use == 0
 
 
-def test_a_close_with_an_unreachable_cluster_ends_with_the_delivery_timeout() -> None:
+def test_close_without_cluster_ends_with_delivery_timeout() -> None:
     harness = warm(SHORT)
     harness.network.stop(0)
     harness.run_for(10)
@@ -1154,7 +1154,7 @@ def test_broker_without_waiting_records_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize("is_idempotent", [True, False])
-def test_records_whose_leader_is_forgotten_fail_when_the_first_nodes_refuse_us(is_idempotent: bool) -> None:
+def test_records_fail_when_bootstrap_nodes_refuse_login(is_idempotent: bool) -> None:
     """As after revoked credentials: the session ends, and the nodes that could name the leader refuse us."""
     harness = warm(AT_ONCE | {"enable.idempotence": str(is_idempotent).lower()})
     refusal = SaslAuthenticationError("revoked")

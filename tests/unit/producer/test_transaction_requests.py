@@ -51,7 +51,7 @@ PLACES = [TopicPartition("b", 1), TopicPartition("a", 2), TopicPartition("b", 0)
 # ---- one operation at a time, and its outcome kept until its caller hears it -----------------------------------------
 
 
-def test_wait_for_a_result_ends_with_it_or_the_time_limit() -> None:
+def test_wait_ends_with_the_result_or_time_limit() -> None:
     clock = FakeClock()
     result = OperationResult("commit_transaction")
     began_ms = clock.now_ms()
@@ -394,7 +394,7 @@ def test_offsets_go_with_their_texts_and_their_member() -> None:
     assert requests.txn_offset_commit(OPEN, group, offsets, RESULT).request.latest_version == 5
 
 
-def test_an_offset_that_is_refused_names_the_right_that_it_takes() -> None:
+def test_refused_offset_names_the_required_right() -> None:
     """Not for records, because the sentence of the error is about them."""
     request = requests.txn_offset_commit(OPEN, GroupMetadata("g"), {PLACES[0]: (7, None)}, RESULT)
     topics = [{"name": "b", "partitions": [{"partition_index": 1, "error_code": ErrorCode.topic_authorization_failed}]}]
