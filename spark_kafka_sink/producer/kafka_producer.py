@@ -260,9 +260,9 @@ class TransactionCalls:
 class KafkaProducer:
     """A producer. Any thread of the process that made it may send records.
 
-    `config`: a ProducerConfig, or settings of Kafka's producer. `clock`, `rng`, and `client` (with `metadata`) are the
-    seams for tests. With a given client no thread is started: the test runs the turns of `sender`. Raises ConfigError
-    for settings that are unknown, malformed or contradictory.
+    `config`: a ProducerConfig, or settings of Kafka's producer. The other arguments are the seams for tests. With a
+    given client no thread starts: the test runs the turns of `sender`. `metadata` and `api_versions` are the client's.
+    Raises ConfigError for settings that are unknown, malformed or contradictory.
     """
 
     def __init__(
@@ -273,6 +273,7 @@ class KafkaProducer:
         rng: random.Random | None = None,
         client: KafkaClient | None = None,
         metadata: ProducerMetadata | None = None,
+        api_versions: ApiVersions | None = None,
     ) -> None:
         self.config = _named(config if isinstance(config, ProducerConfig) else ProducerConfig.from_mapping(config))
         self._clock = clock or SystemClock()
@@ -283,7 +284,7 @@ class KafkaProducer:
         if metadata is None:
             bootstrap(self._metadata, self.config)
         self._codec = codec_for(self.config.compression_type, self.config.compression_level)
-        api_versions = ApiVersions()
+        api_versions = api_versions or ApiVersions()
         self._transactions = self._make_transactions(api_versions)
         self._identity = self._make_identity()
         idempotence = self._transactions or self._identity
@@ -324,9 +325,8 @@ class KafkaProducer:
 
     def _make_transactions(self, api_versions: ApiVersions) -> TransactionManager | None:
         name, timeout_ms = self.config.transactional_id, self.config.transaction_timeout_ms
-        if name is None:
-            return None
-        return TransactionManager(name, timeout_ms, self._retry_backoff(), api_versions.finalized_feature)
+        backoff, level_of = self._retry_backoff(), api_versions.finalized_feature
+        return None if name is None else TransactionManager(name, timeout_ms, backoff, level_of)
 
     def _make_identity(self) -> ProducerIdentity | None:
         if self._transactions is not None:

@@ -1,4 +1,4 @@
-"""Rows 12 to 17: a broker sends wrong responses over real sockets."""
+"""Rows 12 to 17, and of 23 and 27 what `answer_table` has: a broker sends wrong responses over real sockets."""
 
 from __future__ import annotations
 
@@ -11,62 +11,23 @@ from typing import Any
 import psutil
 import pytest
 from kio.schema.errors import ErrorCode
+from support.answer_table import CASES, MEGABYTE, Case
 from support.lateness import Stopwatch
 from support.scripted_broker import faults
-from support.scripted_broker.cluster import ScriptedCluster
-from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.versions import KAFKA_2_1, KAFKA_3_0, KAFKA_4_1
-from support.scripted_stage import Start, outcome_by
+from support.scripted_stage import Start, TableStage, outcome_by
 
-from spark_kafka_sink.common.errors import KafkaError, TopicAuthorizationError
+from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.protocol.versions import ApiKey
 
 pytestmark = pytest.mark.quick
 
-MEGABYTE = 1024 * 1024
 
-
-@pytest.mark.parametrize("api_key", [ApiKey.PRODUCE, ApiKey.METADATA])
-@pytest.mark.parametrize("shift", [1, -1, 2**30])
-def test_row_12_wrong_correlation_id(scripted: Start, seed: int, api_key: int, shift: int) -> None:
-    stage = scripted()
-    producer = stage.producer()
-    stage.deliver(producer) if api_key == ApiKey.PRODUCE else None
-    stage.on(api_key, faults.wrong_correlation_id(shift), times=3)
-    stage.deliver(producer, 10)
-    stage.check()
-
-
-def test_row_12_swapped_correlation_ids(scripted: Start, seed: int) -> None:
-    """The first request fails and the second succeeds, and each response has the other's correlation id."""
-    stage = scripted()
-    producer = stage.producer()
-    for partition in (0, 1):
-        stage.deliver(producer, 1, partition)
-    swapped = (faults.wrong_correlation_id(1), faults.wrong_correlation_id(-1))
-    refuse = faults.fail_with(TopicAuthorizationError)
-
-    def first(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
-        values = refuse(cluster, exchange, proceed).values
-        return swapped[0](cluster, exchange, lambda: Answer(values, delay_ms=50))
-
-    stage.on(ApiKey.PRODUCE, first)
-    stage.on(ApiKey.PRODUCE, swapped[1])
-    stage.send(producer, 1, 0)
-    stage.send(producer, 1, 1)
-    producer.flush(20)
-    assert [str(error) for error in stage.ledger.errors] == []
-    stage.check()
-
-
-@pytest.mark.parametrize("length", [-1, 0, 3, 2**31 - 1, 101 * MEGABYTE], ids=str)
-@pytest.mark.parametrize("api_key", [ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.API_VERSIONS])
-def test_row_13_length_of_a_frame(scripted: Start, seed: int, api_key: int, length: int) -> None:
-    stage = scripted()
-    stage.on(api_key, faults.frame_length(length), times=2)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_records_arrive_once_after_a_wrong_response(scripted: Start, seed: int, case: Case) -> None:
+    stage = scripted() if case.versions is None else scripted(versions=case.versions)
     before = psutil.Process().memory_info().rss
-    producer = stage.producer()
-    stage.deliver(producer, 10)
+    case.run(TableStage(stage, case.settings), random.Random(seed))
     grown = psutil.Process().memory_info().rss - before
     stage.note(f"{grown / MEGABYTE:.1f} MiB more memory")
     assert grown < 50 * MEGABYTE
@@ -99,55 +60,6 @@ def huge_counts(rng: random.Random) -> faults.Hook:
     return faults.corrupt(whole)
 
 
-def cut_short(rng: random.Random) -> faults.Hook:
-    return faults.corrupt(
-        lambda frame: (lambda left: struct.pack(">i", left - 4) + frame[4:left])(rng.randrange(8, len(frame)))
-    )
-
-
-def without_partition(rng: random.Random) -> faults.Hook:
-    return faults.change(lambda values: values | {"responses": ()})
-
-
-def partition_twice(rng: random.Random) -> faults.Hook:
-    def twice(values: dict[str, Any]) -> dict[str, Any]:
-        topics = [dict(topic) for topic in values["responses"]]
-        for topic in topics:
-            topic["partition_responses"] = [*topic["partition_responses"], *topic["partition_responses"]]
-        return values | {"responses": topics}
-
-    return faults.change(twice)
-
-
-def partition_of_another(rng: random.Random) -> faults.Hook:
-    """The response also has a partition that was not in the request."""
-
-    def more(values: dict[str, Any]) -> dict[str, Any]:
-        extra = {
-            "name": "u",
-            "partition_responses": [
-                {"index": 7, "error_code": ErrorCode.topic_authorization_failed, "base_offset": -1}
-            ],
-        }
-        return values | {"responses": [extra, *values["responses"]]}
-
-    return faults.change(more)
-
-
-@pytest.mark.parametrize("spoil", [cut_short, without_partition, partition_twice, partition_of_another])
-def test_row_14_invalid_responses(scripted: Start, seed: int, spoil: Callable[[random.Random], faults.Hook]) -> None:
-    """The producer detects each one: it closes the connection and sends the batch again, or uses the rest of the
-    response.
-    """
-    stage, rng = scripted(), random.Random(seed)
-    producer = stage.producer()
-    stage.deliver(producer)
-    for _ in range(10):
-        stage.on(ApiKey.PRODUCE, spoil(rng))
-        stage.deliver(producer, 3)
-    stage.check()
-
-
 @pytest.mark.parametrize("spoil", [flipped, huge_counts], ids=["flipped", "huge_counts"])
 @pytest.mark.parametrize("api_key", [ApiKey.PRODUCE, ApiKey.API_VERSIONS, ApiKey.INIT_PRODUCER_ID])
 def test_row_14_corrupt_responses(
@@ -168,13 +80,6 @@ def test_row_14_corrupt_responses(
     healthy = scripted()
     healthy.deliver(healthy.producer(), 5)
     healthy.check()
-
-
-def test_row_15_api_versions_only_version_0(scripted: Start, seed: int) -> None:
-    stage = scripted(versions={**KAFKA_2_1, ApiKey.API_VERSIONS: (0, 0)})
-    stage.deliver(stage.producer(), 5)
-    assert 2 <= stage.requests(ApiKey.API_VERSIONS) + 1 <= 6
-    stage.check()
 
 
 @pytest.mark.parametrize(

@@ -75,17 +75,6 @@ def test_row_21_too_large_after_delivery_timeout(scripted: Start, seed: int) -> 
     stage.check()
 
 
-def test_row_23_corrupt_message_once(scripted: Start, seed: int) -> None:
-    stage = scripted()
-    producer = stage.producer()
-    stage.deliver(producer)
-    asked = stage.requests(ApiKey.PRODUCE)
-    stage.on(ApiKey.PRODUCE, faults.fail_with(CorruptMessageError))
-    stage.deliver(producer)
-    assert stage.requests(ApiKey.PRODUCE) - asked == 2
-    stage.check()
-
-
 def test_row_23_corrupt_message_always(scripted: Start, seed: int) -> None:
     stage = scripted()
     producer = stage.producer(**{"delivery.timeout.ms": 1_500})
@@ -104,34 +93,6 @@ ONE_A_BATCH = {"batch.size": 1}
 def epochs(stage: Scripted) -> set[int]:
     with stage.server.lock:
         return {batch.header.producer_epoch for batch in stage.cluster.log("t", 0).batches}
-
-
-def test_row_27_out_of_order_behind_the_head(scripted: Start, seed: int) -> None:
-    """The leader refuses the first of five batches for a while; the later ones are out of order until it succeeds."""
-    stage = scripted()
-    producer = stage.producer(**ONE_A_BATCH)
-    stage.deliver(producer)
-    stage.on(ApiKey.PRODUCE, faults.fail_with(NotEnoughReplicasError), times=1)
-    stage.deliver(producer, 5)
-    assert epochs(stage) == {0}
-    stage.check()
-
-
-@pytest.mark.parametrize(
-    "error_code",
-    [ErrorCode.out_of_order_sequence_number, ErrorCode.unknown_producer_id],
-    ids=["out_of_order_sequence", "unknown_producer_id"],
-)
-def test_row_27_and_29_out_of_order_at_the_head(scripted: Start, seed: int, error_code: int) -> None:
-    """The producer takes a new epoch and new sequences, and the record is there once."""
-    stage = scripted()
-    producer = stage.producer(**ONE_A_BATCH)
-    stage.deliver(producer, 3)
-    stage.on(ApiKey.PRODUCE, faults.fail_with(error_code))
-    stage.deliver(producer, 1)
-    stage.deliver(producer, 3)
-    assert len(epochs(stage)) == 2 or error_code == ErrorCode.unknown_producer_id, epochs(stage)
-    stage.check()
 
 
 @pytest.mark.parametrize("version", [1, 2])

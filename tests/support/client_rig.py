@@ -55,8 +55,8 @@ class ClientRig:
         beside: ClientRig | None = None,
     ) -> None:
         rng = random.Random(seed)
-        self.clock = FakeClock() if beside is None else beside.clock
-        self.cluster = ScriptedCluster(node_count) if beside is None else beside.cluster
+        self.clock: FakeClock = FakeClock() if beside is None else beside.clock
+        self.cluster: ScriptedCluster = ScriptedCluster(node_count) if beside is None else beside.cluster
         for topic in topics:
             self.cluster.create_topic(topic, partitions=node_count)
         self.network = FakeNetwork(self.cluster)

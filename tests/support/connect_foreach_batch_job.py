@@ -42,4 +42,5 @@ def main(servers: str, topic: str, form: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], Path(sys.argv[4]))
+    servers, topic, form, folder = sys.argv[1:]
+    main(servers, topic, form, Path(folder))

@@ -20,16 +20,17 @@ from support.killed_query import DyingCluster
 from support.killed_spark import KilledDriver, KilledSink, KilledSource
 
 from spark_kafka_sink.sink.exactly_once import session as session_module
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
 
 
 def die_after(number: int) -> None:
     """Let the next session of this process end it."""
-    made = session_module.KafkaDriverCluster
+    made = KafkaDriverCluster
 
     def make(*arguments: Any, **options: Any) -> Any:
         return DyingCluster(made(*arguments, **options), number, True, lambda: os.killpg(0, signal.SIGKILL))
 
-    session_module.KafkaDriverCluster = make  # type: ignore[misc,assignment]
+    vars(session_module)["KafkaDriverCluster"] = make
 
 
 def main() -> None:
@@ -40,7 +41,7 @@ def main() -> None:
     parser.add_argument("--order", default="")
     parser.add_argument("--dies-after", type=int)
     options = parser.parse_args()
-    session_module.ExactlyOnceDriver = KilledDriver  # type: ignore[misc]
+    vars(session_module)["ExactlyOnceDriver"] = KilledDriver
     if options.dies_after is not None:
         die_after(options.dies_after)
     os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 from confluent_kafka import Message
-from support.librdkafka import read_topic
+from support.librdkafka import read_topic, text_of
 
 from spark_kafka_sink.admin.transaction_values import TransactionState
 from spark_kafka_sink.common.config import ProducerConfig
@@ -99,7 +99,8 @@ class Stream(NamedTuple):
             spark.dataSource.register(self.data_source)
             stream = stream.format("kafka_sink").options(**self.options)
         else:
-            stream = stream.foreachBatch(self.sink(self.options).write_batch)
+            write: Any = self.sink(self.options).write_batch
+            stream = stream.foreachBatch(write)
         return stream.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
 
     def run(self, spark: SparkSession, partitions: int, order: str = "") -> None:
@@ -156,7 +157,7 @@ def check_content(
     """
     by_key: dict[int, list[int]] = defaultdict(list)
     for message in read_visible(servers, topic):
-        by_key[int(message.key())].append(int(message.value()))
+        by_key[int(message.key() or b"")].append(int(text_of(message)))
     seen = [row for found in by_key.values() for row in found]
     assert len(seen) == len(set(seen)), f"doubled: {sorted({row for row in seen if seen.count(row) > 1})[:20]}"
     assert len(seen) == rows, f"lost: {sorted(set(range(rows)) - set(seen))[:20]}; too many: {len(seen) - rows}"
@@ -188,7 +189,7 @@ def await_markers(servers: str, timeout_s: float = 30.0) -> None:
 
 def visible_values(servers: str, topic: str) -> list[int]:
     """The numbers of `read_visible`, sorted."""
-    return sorted(int(message.value()) for message in read_visible(servers, topic))
+    return sorted(int(text_of(message)) for message in read_visible(servers, topic))
 
 
 def open_transactions(servers: str, prefix: str) -> list[str]:
@@ -217,7 +218,8 @@ def check_nothing_open(servers: str, prefix: str) -> None:
 
 def kill_a_python_worker(spark: SparkSession, rng: random.Random) -> bool:
     """SIGKILL for one of the workers that the session's Python daemons have forked; whether there was one."""
-    jvm = psutil.Process(spark.sparkContext._gateway.proc.pid)
+    gateway: Any = spark.sparkContext._gateway
+    jvm = psutil.Process(gateway.proc.pid)
     workers = []
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in jvm.children(recursive=True):

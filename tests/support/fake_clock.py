@@ -12,7 +12,7 @@ class FakeClock:
     def __init__(self, now_ms: int = 1_000_000, wall_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
         self._wall_offset_ms = wall_ms - now_ms
-        self.on_wait: Callable[[int], None] | None = None
+        self.on_wait: Callable[[int], object] | None = None
         """Called with the timeout in ms, without the lock of the condition waited on; it may move the clock. Without it
         a wait lasts its whole timeout."""
 

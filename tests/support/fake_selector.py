@@ -98,7 +98,7 @@ class FakeSelector:
         self._clock = clock
         self._max_receive_size = max_receive_size
         self._connections: dict[str, _Connection] = {}
-        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._events: list[tuple[int, int, Callable[[], object]]] = []
         self._next_event = 0
         self._is_woken = False
         self._is_closed = False
@@ -195,7 +195,7 @@ class FakeSelector:
                 kind = ChannelKind.READY if connection.is_connected else ChannelKind.NOT_CONNECTED
                 self._lose(connection, kind, DisconnectError(f"{connection.description} was cut."), self._lost)
 
-    def at(self, time_ms: int, action: Callable[[], None]) -> None:
+    def at(self, time_ms: int, action: Callable[[], object]) -> None:
         """Do something at a time of the clock, in the poll that reaches it."""
         self._after(time_ms - self._clock.now_ms(), action)
 
@@ -214,7 +214,7 @@ class FakeSelector:
             self.completed_sends or self.completed_receives or self.connected or self.disconnected or self._lost
         )
 
-    def _after(self, delay_ms: int, action: Callable[[], None]) -> None:
+    def _after(self, delay_ms: int, action: Callable[[], object]) -> None:
         self._next_event += 1
         heapq.heappush(self._events, (self._clock.now_ms() + max(0, delay_ms), self._next_event, action))
 
@@ -302,7 +302,7 @@ class FakeSelector:
         del self._connections[connection.id]
 
 
-def _bind(connection: _Connection, data: bytes, close: bool) -> Callable[[], None]:
+def _bind(connection: _Connection, data: bytes, close: bool) -> Callable[[], object]:
     def deliver() -> None:
         if not connection.is_closed:
             connection.held.append((data, close))

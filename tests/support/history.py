@@ -146,8 +146,8 @@ class History:
 
     def _orders(self) -> Iterator[Anomaly]:
         first: dict[str, Read] = {}
-        for read in self.committed:
-            first.setdefault(read.value, read)
+        for each in self.committed:
+            first.setdefault(each.value, each)
         last: dict[tuple[str, str, int], tuple[Sent, Read]] = {}
         for record in self.sent:
             read = first.get(record.value)

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,9 +125,10 @@ class DyingCluster:
         self.place = cluster.place
 
     def end(self, transactions: Sequence[Any], *, committed: bool) -> list[Any]:
-        return [
-            self._count(lambda each=each: self._cluster.end([each], committed=committed)[0]) for each in transactions
-        ]
+        return [self._count(partial(self._end_one, each, committed)) for each in transactions]
+
+    def _end_one(self, transaction: Any, committed: bool) -> Any:
+        return self._cluster.end([transaction], committed=committed)[0]
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._cluster, name)

@@ -67,12 +67,27 @@ def read_topic(
             if error is None:
                 records.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                ended.add(message.partition())
+                ended.add(place_of(message)[0])
             else:
                 raise KafkaException(error)
     finally:
         consumer.close()
-    return sorted(records, key=lambda message: (message.partition(), message.offset()))
+    return sorted(records, key=place_of)
+
+
+def place_of(message: Message) -> tuple[int, int]:
+    """Return the partition and the offset of a message that a consumer gave."""
+    partition, offset = message.partition(), message.offset()
+    assert partition is not None
+    assert offset is not None
+    return partition, offset
+
+
+def text_of(message: Message) -> str:
+    """Return the value of a message that has one."""
+    value = message.value()
+    assert value is not None
+    return value.decode()
 
 
 def read_values(
@@ -85,7 +100,7 @@ def read_values(
 ) -> list[str]:
     """The values of `read_topic`, as text."""
     records = read_topic(bootstrap_servers, topic, partitions, timeout_s=timeout_s, isolation_level=isolation_level)
-    return [record.value().decode() for record in records]
+    return [text_of(record) for record in records]
 
 
 def committed_offset(

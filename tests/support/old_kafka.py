@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from spark_kafka_sink.local import fetch_jars
@@ -79,7 +80,7 @@ def old_kafka(version: str, folder: Path) -> Iterator[str]:
             ):
                 process = watchdog.spawn([*java, *arguments], folder=folder, output=output)
                 processes.append(process)
-                _await(lambda place=place: _listens(place), process, log)
+                _await(partial(_listens, place), process, log)
         yield f"{_HOST}:{port}"
     finally:
         watchdog.close()

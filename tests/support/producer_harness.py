@@ -20,7 +20,9 @@ from spark_kafka_sink.client.factory import network_client
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordMetadata, RunMetadata
+from spark_kafka_sink.producer.idempotence import ProducerIdentity
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
@@ -53,6 +55,12 @@ class Delivery:
         return self.calls[0][1] if self.calls else None
 
     @property
+    def took_ms(self) -> int:
+        """Return the time from the send to the callback. The record must have its outcome."""
+        assert self.settled_ms is not None
+        return self.settled_ms - self.sent_ms
+
+    @property
     def metadata(self) -> RecordMetadata | None:
         """Of a record that was acknowledged."""
         return self.calls[0][0] if self.calls and self.error is None else None
@@ -79,6 +87,11 @@ class ColumnsDelivery:
     @property
     def is_settled(self) -> bool:
         return self.settled_rows >= self.num_rows
+
+    @property
+    def error(self) -> KafkaError | None:
+        """Return the error of the first run that failed."""
+        return next((error for _, error in self.runs if error is not None), None)
 
 
 class ProducerHarness:
@@ -123,10 +136,14 @@ class ProducerHarness:
             selector=self.selector,
             resolve=self.network.resolve,
         )
-        self.producer = KafkaProducer(config, clock=self.clock, rng=rng, client=self.client, metadata=self.metadata)
-        manager = self.producer._transactions
-        if manager is not None:  # it asks what this client has heard of features
-            manager._finalized_feature = self.api_versions.finalized_feature
+        self.producer = KafkaProducer(
+            config,
+            clock=self.clock,
+            rng=rng,
+            client=self.client,
+            metadata=self.metadata,
+            api_versions=self.api_versions,
+        )
         self.accumulator = self.producer._accumulator
         self.on_turn: Callable[[], None] | None = None
         self.deliveries: list[Delivery | ColumnsDelivery] = []
@@ -204,12 +221,33 @@ class ProducerHarness:
         """Turns until every delivery has its outcome."""
         self.run_until(lambda: all(delivery.is_settled for delivery in self.deliveries), limit_ms)
 
+    def flush(self, limit_ms: int = 300_000) -> None:
+        """Flush as an application thread does, with the Sender's turns meanwhile."""
+
+        def wait(batch: ProducerBatch) -> bool:
+            self.run_until(lambda: batch.is_done, limit_ms)
+            return True
+
+        self.accumulator.flush(lambda: None, wait)
+
     def close(self) -> None:
         """Close as the Sender's thread would: drain, then end."""
         self.producer.close()
         self.producer.sender.run()
 
     # ---- looking -----------------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> ProducerIdentity:
+        """The state of an idempotent producer without transactions."""
+        identity = self.producer._identity
+        assert identity is not None
+        return identity
+
+    @property
+    def known_topics(self) -> tuple[str, ...]:
+        """The topics that the next full Metadata request names."""
+        return self.metadata.new_metadata_request_builder().topics or ()
 
     @property
     def memory_in_use(self) -> int:

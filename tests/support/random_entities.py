@@ -7,6 +7,7 @@ import datetime
 import io
 import struct
 import uuid
+from collections.abc import Callable
 from random import Random
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -63,7 +64,7 @@ def _value(annotation: Any, kafka_type: str, random: Random) -> Any:
         return random.randrange(-(2 ** (bits - 1)), 2 ** (bits - 1))
     if kafka_type in _UINT_BITS:
         return random.randrange(2 ** _UINT_BITS[kafka_type])
-    simple = {
+    simple: dict[str, Callable[[], Any]] = {
         "bool": lambda: random.random() < 0.5,
         "string": lambda: "".join(random.choices("aé語🙂 .", k=random.choice((0, 1, 5, 130)))),
         "bytes": lambda: random.randbytes(random.choice((0, 3, 200))),

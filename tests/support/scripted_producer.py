@@ -112,8 +112,9 @@ class ScriptedPool(ProducerPool):
     def __init__(
         self, create: ScriptedProducer | Callable[[ProducerConfig], ScriptedProducer], clock: Clock | None = None
     ) -> None:
-        made = create if isinstance(create, ScriptedProducer) else None
-        self.create = create if made is None else lambda _: made
+        self.create: Callable[[ProducerConfig], ScriptedProducer] = (
+            (lambda _: create) if isinstance(create, ScriptedProducer) else create
+        )
         super().__init__(lambda config: self.create(config), clock or FakeClock())
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from support.history import History, Outcome, Read, Sent
 from support.lateness import Stopwatch
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.partition_log import PartitionLog
 from support.scripted_server import ScriptedServer
 from support.workload import Ledger, assert_kept
 
@@ -63,7 +65,7 @@ class Scripted:
         assert all(record.outcome is not Outcome.UNKNOWN for record in self.ledger.sent), "a record without outcome"
         with self.server.lock:
             reads = [
-                Read("t", partition, record.offset, record.value.decode())
+                Read("t", partition, record.offset, (record.value or b"").decode())
                 for partition, records in enumerate(self.cluster.records("t"))
                 for record in records
             ]
@@ -77,6 +79,33 @@ class Scripted:
     def on(self, api_key: int, hook: faults.Hook, **when: Any) -> faults.Script:
         with self.server.lock:
             return self.cluster.on(api_key, hook, **when)
+
+
+class TableStage:
+    """A stage of `answer_table`. Its producer starts with the first record."""
+
+    def __init__(self, stage: Scripted, settings: Mapping[str, Any]) -> None:
+        self._stage = stage
+        self._producer = cache(lambda: stage.producer(**settings))
+
+    def send(self, number: int = 1, partition: int = 0) -> None:
+        self._stage.send(self._producer(), number, partition)
+
+    def deliver(self, number: int = 1, partition: int = 0) -> None:
+        self.send(number, partition)
+        self._producer().flush(30)
+        assert {record.outcome for record in self._stage.ledger.sent} == {Outcome.YES}, self._stage.ledger.errors[:3]
+
+    def on(self, api_key: int, hook: faults.Hook, times: int | None = 1) -> object:
+        return self._stage.on(api_key, hook, times=times)
+
+    def requests(self, api_key: int) -> int:
+        return self._stage.requests(api_key)
+
+    @contextlib.contextmanager
+    def log(self, partition: int = 0) -> Iterator[PartitionLog]:
+        with self._stage.server.lock:
+            yield self._stage.cluster.log("t", partition)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ class TokenSigner:
 
     def __init__(self, audience: str, same_key_as: TokenSigner | None = None) -> None:
         self._audience = audience
-        self._key = same_key_as._key if same_key_as else rsa.generate_private_key(65_537, 2_048)
+        self._key: rsa.RSAPrivateKey = same_key_as._key if same_key_as else rsa.generate_private_key(65_537, 2_048)
 
     def keys(self) -> str:
         """The public key as a JWKS (RFC 7517)."""

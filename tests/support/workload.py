@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from support.background import Background
 from support.history import History, Outcome, Read, Sent, summary
-from support.librdkafka import read_topic
+from support.librdkafka import place_of, read_topic, text_of
 
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.futures import RecordMetadata, RunMetadata
@@ -185,7 +185,7 @@ class Workload(Background):
 def read_all(bootstrap_servers: str, partitions: dict[str, int], isolation_level: str) -> list[Read]:
     """Every record of these topics, by librdkafka."""
     return [
-        Read(topic, message.partition(), message.offset(), message.value().decode())
+        Read(topic, *place_of(message), text_of(message))
         for topic, number in partitions.items()
         for message in read_topic(bootstrap_servers, topic, number, isolation_level=isolation_level)
     ]

@@ -197,7 +197,7 @@ class ModelDriverCluster:
         held = self.world.cluster.transactions.transactions.values()
         if any(each.state != "CompleteCommit" and each.pending_offsets.get(group) for each in held):
             raise KafkaTimeoutError("An offset in an open transaction was waited for.")
-        commit = self.world.cluster.transactions.offsets.get(group, {}).get(tuple(PLACE))
+        commit = self.world.cluster.transactions.offsets.get(group, {}).get((PLACE.topic, PLACE.partition))
         return None if commit is None else CommittedOffset(commit.offset, commit.metadata or "")
 
 
@@ -251,7 +251,7 @@ class ModelProducer:
             held = coordinator.begin(self.open_.transactional_id, self.world.now_ms, self.world.version)
             held.groups.add(group)
             pending = held.pending_offsets.setdefault(group, {})
-            pending.update({tuple(place): Commit(offset, text) for place, (offset, text) in offsets.items()})
+            pending.update({(place.topic, place.partition): Commit(*offset) for place, offset in offsets.items()})
 
         self.world.request(f"marker of {group}", effect)
 

@@ -36,7 +36,7 @@ class SkipsByMarker(World):
     def _attempt(self, batch_start: BatchStart, task: TaskIdentity, rows: list[tuple[int, str]]) -> TaskOutcome:
         batch_start = replace(batch_start, is_adopted=True)  # there is no decision on an earlier batch
         cluster = ModelDriverCluster(self)
-        marker = cluster.markers([task_id(batch_start.prefix, task.partition, 0)]).popitem()[1]
+        (marker,) = cluster.markers([task_id(batch_start.prefix, task.partition, 0)]).values()
         if marker is not None and marker.offset >= task.batch_id + 1:
             return TaskOutcome(batch_start, task.batch_id, task.query_id, task.partition, 0, None)
         return super()._attempt(batch_start, task, rows)
@@ -47,11 +47,11 @@ class SkipsByMarker(World):
 
 class DecidesUnfenced(ExactlyOnceDriver):
     def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> BatchStart:
-        last = self._cluster.last_decision()
+        last = self._cluster.last_records().decision
         if last is not None and not last.is_finished:
             self.finish(OpenTransaction(f"{self.prefix}/driver", 0, 0, 2), last)
         driver = OpenTransaction(f"{self.prefix}/driver", 0, 0, 2)
-        return BatchStart(self.prefix, driver, PLACE, last and last.batch_id, last.query_id if last else "")
+        return BatchStart(self.prefix, driver, PLACE, last.batch_id if last else None, last.query_id if last else "")
 
     def commit(self, outcomes: Sequence[TaskOutcome]) -> Committed:
         if outcomes[0].was_skipped:

@@ -9,7 +9,7 @@ import enum
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 from support.exactly_once_model.actors import PLACE, PREFIX, ModelDriverCluster, ModelPool, write
@@ -34,6 +34,7 @@ from spark_kafka_sink.sink.options import SinkConfig
 
 TOPIC = "t"
 TIMEOUT_MS = 10_000
+T = TypeVar("T")
 KEYS = 2
 MOST_RUNS = 7
 CONFIG = SinkConfig.from_options({"kafka.bootstrap.servers": "h:9092", "topic": TOPIC})
@@ -192,7 +193,7 @@ class World:
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
-    def request(self, name: str, effect: Callable[[], Any]) -> Any:
+    def request(self, name: str, effect: Callable[[], T]) -> T:
         """One request of anybody, with its fault; the invariants are checked after it."""
         number = len(self.requests)
         self.requests.append(name)
@@ -207,7 +208,7 @@ class World:
             self._pass(0)
             self.check()
 
-    def _suffer(self, fault: Fault, number: int, effect: Callable[[], Any]) -> Any:
+    def _suffer(self, fault: Fault, number: int, effect: Callable[[], T]) -> T:
         is_kafkas = self.requests[number] != COMMIT_LOG
         if (fault in TASK_FAULTS and not self._in_task) or (fault in NETWORK_FAULTS and not is_kafkas):
             return effect()
@@ -228,7 +229,7 @@ class World:
             self._late.append((number + 3, effect))
         if fault in {Fault.LATE, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER}:
             raise KafkaTimeoutError(f"Request {number} was not answered.")
-        _MEANWHILE.get(fault, lambda _: None)(self)
+        _MEANWHILE.get(fault, _go_on)(self)
         return effect()
 
     def expire(self) -> None:
@@ -255,12 +256,12 @@ class World:
             for entry in self.cluster.log(*PLACE).entries
             if isinstance(entry.value, Decision) and entry.is_committed is not False
         }
-        self.cluster.logs[tuple(PLACE)] = ModelLog()
+        self.cluster.logs[PLACE.topic, PLACE.partition] = ModelLog()
         self._checked = -1
         coordinator = self.cluster.transactions
         held = [each.pending_offsets for each in coordinator.transactions.values()]
         for commits in [*coordinator.offsets.values(), *(group for each in held for group in each.values())]:
-            commits.pop(tuple(PLACE), None)
+            commits.pop((PLACE.topic, PLACE.partition), None)
         self.is_topic_gone = not is_made_again
 
     def check_topic(self) -> None:
@@ -268,7 +269,7 @@ class World:
         if self.is_topic_gone:
             raise missing_topic(PREFIX, PLACE.topic)
 
-    def _forget_all(self, effect: Callable[[], Any]) -> Any:
+    def _forget_all(self, effect: Callable[[], T]) -> T:
         """For the first batch nothing is left by which that could be told from a first start."""
         if self.requests[-1] != COMMIT_LOG or not self.commit_log:
             return effect()
@@ -291,7 +292,7 @@ class World:
             _quietly(lambda: self._attempt(batch_start, TaskIdentity(batch, self._query_id, partition, attempt), rows))
             self._is_tampered = False
 
-    def _lose_checkpoint(self, effect: Callable[[], Any], fault: Fault) -> Any:
+    def _lose_checkpoint(self, effect: Callable[[], T], fault: Fault) -> T:
         result = effect()
         if self.requests[-1] != COMMIT_LOG:
             return result
@@ -542,6 +543,10 @@ class BegunWorld(World):
 def _quietly(effect: Callable[[], Any]) -> None:
     with contextlib.suppress(KafkaError, TaskCrash):
         effect()
+
+
+def _go_on(world: World) -> None:
+    """Nothing happens meanwhile."""
 
 
 _MEANWHILE: Mapping[Fault, Callable[[World], None]] = {

@@ -169,7 +169,7 @@ def _decompress(codec: int, data: bytes) -> bytes:
     if codec == 3:
         return bytes(lz4.frame.decompress(data))
     if codec == 4:
-        return pyarrow.input_stream(pyarrow.py_buffer(data), compression="zstd").read()
+        return bytes(pyarrow.input_stream(pyarrow.py_buffer(data), compression="zstd").read())
     raise BadBatchError(76, f"codec {codec}")
 
 

@@ -22,16 +22,16 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
         topics = [_describe(cluster, name, exchange, may_create=False) for name in names]
     else:
         topics = [_requested(cluster, wanted, exchange) for wanted in request.topics]
-    return Answer(_values(cluster) | {"topics": topics})
+    return Answer(cluster_values(cluster) | {"topics": topics})
 
 
 def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Mapping[str, Any]:
     wanted = exchange.request.topics or ()
     topics = [{"error_code": error_code, "name": topic.name, "partitions": ()} for topic in wanted]
-    return _values(cluster) | {"topics": topics, "error_code": error_code}
+    return cluster_values(cluster) | {"topics": topics, "error_code": error_code}
 
 
-def _values(cluster: ScriptedCluster) -> dict[str, Any]:
+def cluster_values(cluster: ScriptedCluster) -> dict[str, Any]:
     nodes = [cluster.nodes[node_id] for node_id in sorted(cluster.live_node_ids)]
     return {
         "throttle_time": cluster.throttle_ms,
@@ -60,10 +60,10 @@ def _describe(cluster: ScriptedCluster, name: str, exchange: Exchange, may_creat
             visible_from_ms = exchange.now_ms + cluster.topic_creation_ms
             cluster.create_topic(name, cluster.default_partitions, visible_from_ms=visible_from_ms)
         return {"error_code": ErrorCode.unknown_topic_or_partition, "name": name}
-    return _topic_values(cluster, topic)
+    return topic_values(cluster, topic)
 
 
-def _topic_values(cluster: ScriptedCluster, topic: ScriptedTopic) -> Mapping[str, Any]:
+def topic_values(cluster: ScriptedCluster, topic: ScriptedTopic) -> Mapping[str, Any]:
     return {
         "error_code": 0,
         "name": topic.name,

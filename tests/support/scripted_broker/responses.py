@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin
 from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
+from kio.static.primitive import i32
 
 
 class RawErrorCode(int):
@@ -36,13 +37,13 @@ def encode_response(api_key: int, version: int, correlation_id: int, values: Map
     entity_type = load_response_schema(api_key, version)
     header_type = entity_type.__header_schema__
     buffer = io.BytesIO()
-    entity_writer(header_type)(buffer, header_type(correlation_id=correlation_id))
-    entity_writer(entity_type)(buffer, _build(entity_type, values))
+    entity_writer(header_type)(buffer, header_type(correlation_id=i32(correlation_id)))
+    entity_writer(entity_type)(buffer, build_entity(entity_type, values))
     body = buffer.getvalue()
     return struct.pack(">i", len(body)) + body
 
 
-def _build(entity_type: Any, values: Mapping[str, Any]) -> Any:
+def build_entity(entity_type: Any, values: Mapping[str, Any]) -> Any:
     arguments = {}
     for name, kafka_type, nested, zero in _fields(entity_type):
         if name not in values:
@@ -52,7 +53,9 @@ def _build(entity_type: Any, values: Mapping[str, Any]) -> Any:
         value = values[name]
         if nested is not None and value is not None:
             value = (
-                _build(nested, value) if isinstance(value, Mapping) else tuple(_build(nested, item) for item in value)
+                build_entity(nested, value)
+                if isinstance(value, Mapping)
+                else tuple(build_entity(nested, item) for item in value)
             )
         elif kafka_type == "error_code":
             value = _code(value)

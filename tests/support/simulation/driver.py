@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 from support.simulation.checker import Finding, check
 from support.simulation.faults import Troubles
@@ -191,7 +192,7 @@ class Simulation:
                 record = self._record(partition, None, 5)
                 call = self.ledger.begin(topic, [record], is_block=False)
                 self.must_arrive.append(call)
-                self._call(call, lambda call=call, record=record: self._send_record(call, record))
+                self._call(call, partial(self._send_record, call, record))
         world.run_until(lambda: all(call.is_settled for call in self.ledger), self._settle_limit_ms())
         world.run_until(lambda: not world.client.has_in_flight_requests(), self.world.config.request_timeout_ms + 1)
 

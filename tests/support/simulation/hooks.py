@@ -132,8 +132,8 @@ def stale(remembered: Mapping[str, Any]) -> Hook:
 
 def snapshot(cluster: ScriptedCluster) -> Mapping[str, Any]:
     """Metadata of everything as it is now, for `stale`."""
-    values = metadata._values(cluster)
-    topics = [metadata._topic_values(cluster, topic) for topic in cluster.topics.values() if topic.is_visible]
+    values = metadata.cluster_values(cluster)
+    topics = [metadata.topic_values(cluster, topic) for topic in cluster.topics.values() if topic.is_visible]
     return values | {"topics": topics}
 
 

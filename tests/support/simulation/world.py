@@ -66,7 +66,7 @@ class Answered:
     def _outcomes(self, frame: bytes) -> str:
         if self._exchange.api_key != ApiKey.PRODUCE:
             return f"{len(frame)} bytes"
-        entity_type = load_response_schema(ApiKey.PRODUCE, self._exchange.version)
+        entity_type: Any = load_response_schema(ApiKey.PRODUCE, self._exchange.version)
         try:
             _, size = entity_reader(entity_type.__header_schema__)(frame, 4)
             body, _ = entity_reader(entity_type)(frame, 4 + size)
@@ -127,9 +127,9 @@ class _Cluster(ScriptedCluster):
         super().move_leader(topic, partition, node_id)
         history[before.leader_epoch] = node_id
 
-    def handle_frame(self, node_id: int, payload: bytes, now_ms: int) -> list[Reply]:
+    def handle_frame(self, node_id: int, payload: bytes, now_ms: int, connection: object = None) -> list[Reply]:
         known = len(self.requests)
-        replies = super().handle_frame(node_id, payload, now_ms)
+        replies = super().handle_frame(node_id, payload, now_ms, connection)
         for exchange in self.requests[known:]:
             self.timeline.note("    %s -> %s", Asked(exchange), Answered(exchange, replies))
         return replies

@@ -285,7 +285,7 @@ def test_reconnect_backoff_of_a_node_with_unsent_requests_bounds_poll(bench: Ben
     bench.rig.states.disconnected("7", bench.rig.now_ms)
     left_ms = bench.rig.client.poll_delay_ms(down, bench.rig.now_ms)
     assert 0 < left_ms < 100
-    bench.rig.client.connection_failed = lambda node: False  # type: ignore[method-assign]  # it is to stay queued
+    bench.rig.client.connection_failed = lambda node: False  # it is to stay queued
     bench.client.send(down, ASK)
     bench.client.poll(bench.timer(0))  # consumes the wake-up of the send
     assert waited(bench, 60_000) == left_ms
@@ -296,18 +296,18 @@ def test_all_requests_to_a_ready_node_go_in_one_turn(bench: Bench) -> None:
     bench.rig.selector.polls = 0
     sent: list[object] = []
     real_send, real_ready = bench.rig.client.send, bench.rig.client.ready
-    bench.rig.client.send = lambda request, now_ms: sent.append(request)  # type: ignore[method-assign]
+    bench.rig.client.send = lambda request, now_ms: sent.append(request)
     for _ in range(3):
         bench.client.send(bench.rig.node(0), ASK)
-    bench.rig.client.ready = lambda node, now_ms: bench.rig.selector.polls == 0 and real_ready(node, now_ms)  # type: ignore[method-assign]
+    bench.rig.client.ready = lambda node, now_ms: bench.rig.selector.polls == 0 and real_ready(node, now_ms)
     bench.client.poll(bench.timer(0))
     assert len(sent) == 3
-    bench.rig.client.send = real_send  # type: ignore[method-assign]
+    bench.rig.client.send = real_send
 
 
 def test_requests_to_a_node_that_is_not_ready_stay_queued(bench: Bench) -> None:
     node = bench.rig.connect(0)
-    bench.rig.client.ready = lambda node, now_ms: False  # type: ignore[method-assign]
+    bench.rig.client.ready = lambda node, now_ms: False
     future = bench.client.send(node, ASK)
     bench.client.poll(bench.timer(0))
     assert not future.is_done()

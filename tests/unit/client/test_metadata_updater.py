@@ -146,7 +146,7 @@ def test_metadata_request_waits_for_the_nodes_backoff() -> None:
         attempts += 1
         connecting(*arguments)  # type: ignore[arg-type]
 
-    rig.states.connecting = count  # type: ignore[method-assign, assignment]
+    rig.states.connecting = count  # type: ignore[assignment]
     deadline_ms = rig.now_ms + 10_000
     polls = rig.selector.polls
     while rig.now_ms < deadline_ms:
@@ -174,7 +174,7 @@ class Seeds(ClientRig):
     def __init__(self, recovery_strategy: str, reconnect_backoff_ms: int = 5_000) -> None:
         super().__init__(2, ["t"], recovery_strategy=recovery_strategy, reconnect_backoff_ms=reconnect_backoff_ms)
         node_at = self.network.node_at
-        self.network.node_at = lambda sockaddr: 0 if sockaddr[0] == "seed" else node_at(sockaddr)  # type: ignore[method-assign]
+        self.network.node_at = lambda sockaddr: 0 if sockaddr[0] == "seed" else node_at(sockaddr)
 
 
 def test_no_available_node_starts_a_rebootstrap() -> None:

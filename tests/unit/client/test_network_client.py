@@ -585,7 +585,7 @@ def test_metadata_request_of_the_caller_is_separate(rig: ClientRig) -> None:
     request = rig.send(0, BROKERS_ONLY)
     rig.poll()
     failed_updates = []
-    rig.updater.handle_failed_request = lambda *arguments: failed_updates.append(arguments)  # type: ignore[method-assign]
+    rig.updater.handle_failed_request = lambda *arguments: failed_updates.append(arguments)
     rig.client.disconnect("0")
     (response,) = rig.poll()
     assert response.request is request

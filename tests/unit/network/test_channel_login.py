@@ -137,10 +137,10 @@ def test_channel_without_login_has_no_login_frames(transport: Any) -> None:
 def test_slow_step_completes_a_login(channel: Channel, authenticator: Authenticator) -> None:
     channel.prepare(0)
     channel.write()
-    authenticator.receive = lambda payload, now_ms: None  # type: ignore[method-assign]
+    authenticator.receive = lambda payload, now_ms: None
     assert channel.take(NetworkReceive("1", LOGIN), 0)
     assert (channel.is_ready, channel.is_authenticated, channel.is_held_up) == (False, False, True)
-    authenticator.advance = lambda now_ms: setattr(authenticator, "is_complete", True)  # type: ignore[method-assign]
+    authenticator.advance = lambda now_ms: setattr(authenticator, "is_complete", True)
     channel.prepare(0)
     assert (channel.is_ready, channel.is_authenticated, channel.is_held_up) == (True, True, False)
 
@@ -157,7 +157,7 @@ def test_connection_closed_before_login_names_the_listener(
 ) -> None:
     if is_logged_in:
         log_in(channel)
-    transport.recv_into = lambda buffer: 0  # type: ignore[method-assign]
+    transport.recv_into = lambda buffer: 0
     with pytest.raises(DisconnectError) as caught:
         channel.read()
     end = "." if is_logged_in else " before it had authenticated us. Is it a SASL listener?"

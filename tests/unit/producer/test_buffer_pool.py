@@ -25,7 +25,9 @@ def until(condition: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline
 
 
-def waiting_thread(pool: BufferPool, size: int, name: str, served: list[str], max_block_ms: int = 60_000):
+def waiting_thread(
+    pool: BufferPool, size: int, name: str, served: list[str], max_block_ms: int = 60_000
+) -> threading.Thread:
     def run() -> None:
         try:
             pool.allocate(size, max_block_ms, Grant())
@@ -88,7 +90,7 @@ def test_more_than_the_whole_pool_is_refused_with_the_option() -> None:
         pool.allocate(101, 1_000, Grant())
 
 
-def test_a_wait_ends_at_max_block_ms_and_leaves_nothing_taken() -> None:
+def test_wait_ends_at_max_block_ms_and_takes_no_memory() -> None:
     clock = FakeClock()
     pool = BufferPool(100, clock)
     pool.allocate(70, 0, Grant())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import pytest
 from support.producer_harness import TOPIC, ProducerHarness
@@ -27,7 +28,7 @@ SETTINGS = {
 FAULT = "'NoneType' object has no attribute 'topic'"
 
 
-def breaks(*_: object) -> None:
+def breaks(timeout_ms: int, now_ms: int) -> NoReturn:
     raise AttributeError(FAULT)
 
 
@@ -106,7 +107,7 @@ def test_errors_without_a_failed_turn_get_no_hint() -> None:
     assert refusal.__cause__ is None
 
 
-def exits(*_: object) -> None:
+def exits(*_: object) -> NoReturn:
     raise SystemExit("enough")
 
 
@@ -118,7 +119,7 @@ def test_a_callback_that_exits_ends_no_turn() -> None:
     assert later.error is None
 
 
-def test_ctrl_c_in_the_callback_of_a_refused_send_reaches_the_caller() -> None:
+def test_ctrl_c_in_callback_of_refused_send_reaches_caller() -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -132,7 +133,7 @@ def test_a_thread_that_is_made_to_exit_settles_everything_before() -> None:
     harness.warm_up()
     harness.network.stalled.add(0)
     delivery = harness.send(bytes(400))
-    harness.client.poll = exits
+    harness.client.poll = lambda timeout_ms, now_ms: exits()
     with pytest.raises(SystemExit):
         harness.producer.sender.run()
     assert isinstance(delivery.error, ProducerClosedError)
@@ -150,7 +151,7 @@ def test_transaction_fails_after_the_end_of_the_thread() -> None:
     harness = TransactionHarness(2).started()
     harness.send(b"a")
     harness.run_for(10)
-    harness.client.poll = exits
+    harness.client.poll = lambda timeout_ms, now_ms: exits()
     result = harness.manager.begin_commit()
     assert not result.is_done
     with pytest.raises(SystemExit):
@@ -159,9 +160,9 @@ def test_transaction_fails_after_the_end_of_the_thread() -> None:
 
 
 @pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction", "prepare_transaction"])
-def test_a_transaction_does_not_wait_for_a_thread_that_is_gone(call: str) -> None:
+def test_transaction_does_not_wait_for_ended_thread(call: str) -> None:
     harness = TransactionHarness(2).started()
-    harness.client.poll = exits
+    harness.client.poll = lambda timeout_ms, now_ms: exits()
     with pytest.raises(SystemExit):
         harness.producer.sender.run()
     began_ms = harness.now_ms
@@ -171,7 +172,7 @@ def test_a_transaction_does_not_wait_for_a_thread_that_is_gone(call: str) -> Non
 
 
 @pytest.mark.parametrize("call", ["init_transactions", "commit_transaction"])
-def test_a_transactional_call_does_not_wait_where_another_thread_closes_as_it_begins(call: str) -> None:
+def test_transactional_call_ends_when_another_thread_closes(call: str) -> None:
     harness = TransactionHarness(2)
     if call == "commit_transaction":
         harness.started()
@@ -190,7 +191,7 @@ def test_a_transactional_call_does_not_wait_where_another_thread_closes_as_it_be
     assert harness.now_ms == began_ms
 
 
-def test_a_flush_does_not_wait_for_a_thread_that_is_gone() -> None:
+def test_flush_does_not_wait_for_ended_thread() -> None:
     harness = with_a_record_on_its_way()
     gone = threading.Thread(target=lambda: None)
     gone.start()
@@ -211,12 +212,12 @@ class Watched(SystemClock):
         self.slept.set()
 
 
-def test_failed_turn_is_logged_and_the_producer_is_not_used_again(
+def test_failed_turn_is_logged_and_producer_not_reused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Watched()
     with caplog.at_level(logging.ERROR), KafkaProducer({"bootstrap.servers": "127.0.0.1:1"}, clock=clock) as producer:
-        producer.sender.run_once = breaks
+        producer.sender.run_once = partial(breaks, 0, 0)
         producer.sender.wakeup()
         assert clock.slept.wait(5)
         del producer.sender.run_once

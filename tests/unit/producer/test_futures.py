@@ -23,9 +23,11 @@ PLACE = TopicPartition("flights", 3)
 JOIN_S = 5
 
 
-def result(base_offset: int = 100, error: KafkaError | None = None, log_append_time_ms: int | None = None, **more):
+def result(
+    base_offset: int = 100, error: KafkaError | None = None, log_append_time_ms: int | None = None
+) -> BatchResult:
     made = BatchResult(PLACE)
-    made.set(base_offset, log_append_time_ms, error, more)
+    made.set(base_offset, log_append_time_ms, error, {})
     made.mark_done()
     return made
 
@@ -81,7 +83,7 @@ def test_raised_copies_of_an_error_are_independent() -> None:
     assert error.__traceback__ is None
 
 
-def test_waiting_thread_gets_the_outcome_of_the_part_after_a_split() -> None:
+def test_waiting_thread_gets_outcome_of_split_part() -> None:
     future = FutureRecordMetadata(5, 1, 1)
     whole, part = BatchResult(PLACE), BatchResult(PLACE)
     future.bind(whole, 7)
@@ -97,7 +99,7 @@ def test_waiting_thread_gets_the_outcome_of_the_part_after_a_split() -> None:
     assert [metadata.offset for metadata in outcomes] == [52]
 
 
-def test_a_wait_on_a_split_batch_goes_on_with_the_part() -> None:
+def test_wait_on_split_batch_continues_with_part() -> None:
     """The same without a thread: the wait itself finds the batch split."""
     future = FutureRecordMetadata(5, 1, 1)
     part = result(base_offset=50)
@@ -135,8 +137,8 @@ def test_all_waiting_threads_are_woken_and_forgotten() -> None:
 
 @pytest.mark.parametrize("is_seen", [True, False], ids=["after its event can be seen", "before"])
 def test_batch_that_ends_as_a_wait_begins_wakes_the_thread(is_seen: bool) -> None:
-    class Ends(list[threading.Event]):
-        def append(self, event: threading.Event) -> None:
+    class Ends(list[threading.Lock]):
+        def append(self, event: threading.Lock) -> None:
             if is_seen:
                 super().append(event)
             batch.mark_done()

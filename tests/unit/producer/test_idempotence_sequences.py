@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.producer.idempotence import (
-    NO_PRODUCER,
-    PartitionSequences,
-    ProducerIdAndEpoch,
-    SequenceTable,
-)
+from spark_kafka_sink.common.open_transaction import NO_PRODUCER, ProducerIdAndEpoch
+from spark_kafka_sink.producer.idempotence import PartitionSequences, SequenceTable
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.record_accumulator import PartitionQueue
 from spark_kafka_sink.record.batch import MAX_SEQUENCE, increment_sequence
@@ -60,7 +56,7 @@ def test_batches_get_consecutive_numbers_and_are_counted_in_flight() -> None:
     assert entry.in_flight == [second]
 
 
-def test_whichever_batch_ends_the_others_stay_in_flight_in_their_order() -> None:
+def test_other_batches_stay_in_flight_in_order() -> None:
     entry = entry_at()
     first, second, third = taken(entry, 1, 1, 1)
     entry.remove(second)
@@ -103,7 +99,7 @@ def test_new_epoch_numbers_batches_in_flight_from_0() -> None:
     assert entry.producer.epoch == 2
 
 
-def test_five_batches_are_a_full_window_and_so_is_a_part_of_a_split_one() -> None:
+def test_five_batches_or_a_split_part_fill_the_window() -> None:
     entry = entry_at()
     taken(entry, 1, 1, 1, 1)
     assert not entry.is_window_full

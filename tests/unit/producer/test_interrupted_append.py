@@ -78,6 +78,11 @@ class CallInterrupt(Interrupt):
             self._left -= 1
 
 
+def is_owned(condition: Any) -> bool:
+    """Return whether this thread holds the lock of the condition."""
+    return bool(condition._is_owned())
+
+
 def lingering() -> ProducerHarness:
     """Records wait in the batches that the rows will join."""
     harness = ProducerHarness({"linger.ms": "60000", "batch.size": "300"}, topics={TOPIC: 3})
@@ -102,8 +107,8 @@ def test_interrupt_at_any_place_ends_everything_and_frees_memory() -> None:
             assert batch.is_filled, interrupt.where
             assert batch.record_count > 0, interrupt.where
         after = [harness.send(b"after", partition=partition) for partition in range(3)]
-        harness.accumulator._flushes.add("one")
-        harness.run_until(lambda harness=harness: not harness.accumulator.has_incomplete)
+        harness.flush()
+        assert not harness.accumulator.has_incomplete, interrupt.where
         assert [each.error for each in after] == [None] * 3, interrupt.where
         assert harness.memory_in_use == 0, interrupt.where
         assert not harness.accumulator.has_undrained, interrupt.where
@@ -132,8 +137,8 @@ def test_interrupted_send_keeps_records_before_and_after_it(before: str) -> None
         if interrupt.where is None:
             break
         after = [harness.send(b"after", key=key) for key in (b"1", None)]
-        harness.accumulator._flushes.add("one")
-        harness.run_until(lambda harness=harness: not harness.accumulator.has_incomplete, limit_ms=1_000)
+        harness.flush(limit_ms=1_000)
+        assert not harness.accumulator.has_incomplete, interrupt.where
         assert [each.error for each in after] == [None, None], interrupt.where
         sent = [value.rstrip(b"\0") for value in harness.values() if value]
         assert sent == [b"before"] * (before != "nothing") + [b"after"] * 2, interrupt.where
@@ -153,9 +158,9 @@ def test_interrupted_call_leaves_no_lock_taken(call: str) -> None:
             pass
         if interrupt.where is None:
             break
-        assert not harness.metadata.condition._is_owned(), interrupt.where
+        assert not is_owned(harness.metadata.condition), interrupt.where
         assert not harness.accumulator._lock.locked(), interrupt.where
-        assert not Condition(harness.accumulator.pool._lock)._is_owned(), interrupt.where
+        assert not is_owned(Condition(harness.accumulator.pool._lock)), interrupt.where
     assert at > 5, "the interrupts come where functions begin"
 
 
@@ -181,7 +186,7 @@ def test_interrupted_send_gives_back_its_memory(call: str) -> None:
     arguments = {"send": (TOPIC, b"1"), "send_columns": (TOPIC, COLUMNS)}[call]
     harness = lingering()
     in_use = harness.memory_in_use
-    pool = harness.accumulator.pool
+    pool: Any = harness.accumulator.pool
     pool._lock = lock = InterruptedLock(pool._lock)
     with pytest.raises(KeyboardInterrupt):
         getattr(harness.producer, call)(*arguments)
@@ -195,8 +200,8 @@ def test_interrupted_send_columns_gives_back_its_memory() -> None:
         interrupt = CallInterrupt(at)
         with suppress(KeyboardInterrupt), interrupt:
             harness.producer.send_columns(TOPIC, COLUMNS)
-        harness.accumulator._flushes.add("one")
-        harness.run_until(lambda harness=harness: not harness.accumulator.has_incomplete)
+        harness.flush()
+        assert not harness.accumulator.has_incomplete, interrupt.where
         assert harness.memory_in_use == 0, interrupt.where
         if interrupt.where is None:
             break
@@ -255,7 +260,7 @@ def test_interrupted_wait_for_a_transaction_frees_its_lock() -> None:
             pass
         if interrupt.where is None:
             break
-        assert not result._condition._is_owned(), interrupt.where
+        assert not is_owned(result._condition), interrupt.where
 
 
 def test_failed_encoding_wakes_the_sender_for_later_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,8 @@ def test_invalid_record_is_refused_before_the_append(arguments: dict[str, Any], 
 def test_keys_values_and_headers_arrive_unchanged() -> None:
     harness = warm()
     harness.send("text", key=bytearray(b"k"), headers=[("a", b"1"), ("b", None), ("c", "3")], timestamp_ms=17)
-    harness.send(memoryview(b"view"))
+    view: Any = memoryview(b"view")
+    harness.send(view)
     harness.settle()
     _, first, second = harness.cluster.records(TOPIC)[0]
     assert (first.key, first.value, first.timestamp_ms) == (b"k", b"text", 17)
@@ -92,7 +93,7 @@ def test_keys_values_and_headers_arrive_unchanged() -> None:
     assert second.timestamp_ms == harness.clock.wall_ms() - (harness.now_ms - harness.deliveries[1].sent_ms)
 
 
-def test_a_record_too_large_fails_its_future_and_names_the_limit() -> None:
+def test_too_large_record_fails_its_future_with_the_limit() -> None:
     harness = warm({**AT_ONCE, "max.request.size": "1000"})
     error = harness.send(bytes(990)).error
     assert isinstance(error, RecordTooLargeError)
@@ -114,14 +115,14 @@ def test_a_failed_send_calls_back_and_its_future_raises() -> None:
 
 def test_a_callback_names_the_chosen_partition_when_memory_stays_full() -> None:
     harness = warm({"linger.ms": "1000", "buffer.memory": "1000", "max.block.ms": "10"}, topics={TOPIC: 4})
-    harness.producer._pool.allocate(900, 0, Grant())
+    harness.accumulator.pool.allocate(900, 0, Grant())
     delivery = harness.send(bytes(200), key=b"k")
     assert isinstance(delivery.error, BufferExhaustedError)
     assert delivery.place == RecordMetadata(TOPIC, partition_for_key(b"k", 4), -1, -1, -1, -1)
 
 
 @pytest.mark.parametrize("settings", [{}, {"delivery.timeout.ms": "1000", "request.timeout.ms": "900"}])
-def test_a_callback_of_a_refused_or_late_record_names_its_place(settings: dict[str, str]) -> None:
+def test_callback_of_refused_or_late_record_names_its_place(settings: dict[str, str]) -> None:
     harness = warm({**AT_ONCE, **settings}, topics={TOPIC: 3})
     harness.cluster.on(
         ApiKey.PRODUCE, faults.lose_request() if settings else faults.fail_with(TopicAuthorizationError), times=9
@@ -132,7 +133,7 @@ def test_a_callback_of_a_refused_or_late_record_names_its_place(settings: dict[s
     assert delivery.place == RecordMetadata(TOPIC, 2, -1, -1, -1, -1)
 
 
-def test_a_callback_of_a_record_for_a_missing_partition_names_that_partition() -> None:
+def test_callback_of_record_for_missing_partition_names_it() -> None:
     harness = warm({**AT_ONCE, "max.block.ms": "100"}, topics={TOPIC: 3})
     delivery = harness.send(b"v", partition=7)
     assert isinstance(delivery.error, KafkaTimeoutError)
@@ -174,7 +175,7 @@ def test_given_partition_goes_before_the_key() -> None:
     assert delivery.metadata.partition == other
 
 
-def test_without_a_key_records_stay_with_a_partition_for_batch_size_bytes() -> None:
+def test_records_without_key_stay_for_batch_size_bytes() -> None:
     harness = warm({"linger.ms": "10", "batch.size": "1000"}, topics={TOPIC: 4})
     deliveries = [harness.send(bytes(70)) for _ in range(100)]
     harness.settle()
@@ -220,7 +221,7 @@ def test_rows_that_may_go_anywhere_are_spread_by_batch_size() -> None:
     assert delivery.settled_rows == 200
     arrived = [harness.values(partition=index) for index in range(4)]
     assert sorted(value for log in arrived for value in log if value) == values
-    assert all(log == sorted(log) for log in arrived)
+    assert all(log == sorted(value or b"" for value in log) for log in arrived)
     assert all(arrived)
 
 
@@ -280,7 +281,7 @@ def test_no_rows_send_nothing() -> None:
     assert not harness.accumulator.has_incomplete
 
 
-def test_a_row_too_large_is_refused_with_its_limit_and_takes_no_memory() -> None:
+def test_too_large_row_is_refused_without_memory() -> None:
     harness = warm({**AT_ONCE, "max.request.size": "1000"})
     with pytest.raises(RecordTooLargeError, match=r"max\.request\.size=1000"):
         harness.producer.send_columns(TOPIC, RecordColumns.from_rows([b"a", bytes(2_000)]))
@@ -300,7 +301,7 @@ def test_columns_and_send_have_the_same_size_limit(
     harness.settle()
     harness.send_columns(RecordColumns.from_rows(rows, headers=[None, headers]))
     harness.settle()
-    assert sorted(harness.values()) == sorted([value, *rows])
+    assert sorted(each or b"" for each in harness.values()) == sorted([value, *rows])
     assert harness.memory_in_use == 0
     too_large = f"takes {limit + 1} bytes, more than {re.escape(setting)}={limit}"
     with pytest.raises(RecordTooLargeError, match=too_large):
@@ -329,6 +330,7 @@ def test_single_failed_rows_are_reported_in_stretches() -> None:
 
     def refuse(cluster: Any, exchange: Any, proceed: Any) -> Any:
         answer = faults.fail_with(InvalidRecordError)(cluster, exchange, proceed)
+        assert answer.values is not None
         (topic,) = answer.values["responses"]
         topic["partition_responses"][0]["record_errors"] = [{"batch_index": 2, "batch_index_error_message": "bad"}]
         return answer
@@ -343,7 +345,7 @@ def test_single_failed_rows_are_reported_in_stretches() -> None:
 # ---- metadata --------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_send_asks_for_its_topic_and_later_ones_for_nothing() -> None:
+def test_only_the_first_send_requests_its_topic() -> None:
     harness = ProducerHarness(AT_ONCE)
     harness.run_for(1)
     assert harness.cluster.requests_of(ApiKey.METADATA) == []  # lazy
@@ -365,7 +367,7 @@ def test_a_new_topic_is_asked_for_alone() -> None:
     assert harness.metadata.fetch().partition_count_for_topic("third") == 1
 
 
-def test_topics_that_are_looked_up_together_are_asked_for_in_one_request() -> None:
+def test_topics_looked_up_together_take_one_request() -> None:
     harness = warm(topics={TOPIC: 1} | {f"t{number}": 1 for number in range(5)})
     names = [f"new-{number}" for number in range(50)]
     for name in names:
@@ -419,7 +421,7 @@ def test_a_metadata_timeout_has_the_brokers_answer_as_cause(error_code: int, cau
     assert isinstance(raised.value.__cause__, cause)
 
 
-def test_a_refusal_that_comes_as_time_runs_out_is_the_cause_of_the_timeout() -> None:
+def test_refusal_at_the_time_limit_is_the_timeouts_cause() -> None:
     harness = warm({**AT_ONCE, "max.block.ms": "2000"})
     refuse = faults.refuse_topic("missing", UnknownTopicOrPartitionError)
 
@@ -450,7 +452,7 @@ def test_topic_that_appears_meanwhile_gets_the_record() -> None:
     assert delivery.error is None
 
 
-def test_a_partition_beyond_the_known_count_asks_for_metadata_and_fails_with_the_count() -> None:
+def test_unknown_partition_requests_metadata_and_fails_with_count() -> None:
     harness = warm({**AT_ONCE, "max.block.ms": "2000"}, topics={TOPIC: 3})
     delivery = harness.send(partition=3)
     assert "Partition 3 of topic flights with 3 partitions" in str(delivery.error)
@@ -462,7 +464,7 @@ def test_a_partition_beyond_the_known_count_asks_for_metadata_and_fails_with_the
 
 
 @pytest.mark.parametrize("stamp", [-1, -2, 1_764_000_000_000_000])
-def test_columns_with_a_timestamp_that_no_record_can_have_are_refused(stamp: int) -> None:
+def test_columns_with_impossible_timestamp_are_refused(stamp: int) -> None:
     """Bug: they went to the broker, which refused the whole batch."""
     harness = warm()
     columns = RecordColumns.from_rows([b"a", b"b"], timestamps_ms=[1_764_000_000_000, stamp])
@@ -485,7 +487,7 @@ def test_timestamps_probably_in_seconds_are_warned_of_once(caplog: pytest.LogCap
             assert ["looks like seconds" in line for line in caplog.messages].count(True) == 1
 
 
-def test_columns_for_a_partition_beyond_the_known_count_wait_for_it() -> None:
+def test_columns_for_unknown_partition_wait_for_it() -> None:
     harness = warm(topics={TOPIC: 1})
     harness.selector.at(harness.now_ms + 300, lambda: harness.cluster.add_partitions(TOPIC, 1))
     delivery = harness.send_columns(RecordColumns.from_rows([b"a"], partitions=[1]))
@@ -503,7 +505,8 @@ def test_fraction_is_refused_without_harm_to_other_records(name: str, wrong: Any
     first = harness.send(b"first", partition=0)
     with pytest.raises(SerializationError, match=f"{name}=.* int"):
         harness.send(b"wrong", **{name: wrong})
-    second = harness.send(b"second", partition=np.int64(0), timestamp_ms=np.int64(5))
+    numbers: dict[str, Any] = {"partition": np.int64(0), "timestamp_ms": np.int64(5)}
+    second = harness.send(b"second", **numbers)
     harness.settle()
     assert (first.error, second.error) == (None, None)
     assert harness.values() == [b"first", b"second"]
@@ -523,7 +526,7 @@ def test_an_invalid_topic_fails_at_once_and_others_flow(topic: str) -> None:
     assert good.error is None
 
 
-def test_a_send_to_a_known_invalid_topic_does_not_keep_it_in_the_metadata() -> None:
+def test_send_does_not_keep_invalid_topic_in_metadata() -> None:
     harness = warm()
     idle_ms = harness.config.metadata_max_idle_ms
     harness.send(topic="not valid")
@@ -541,7 +544,7 @@ def test_a_send_renews_the_idle_time_of_its_topic() -> None:
     assert harness.metadata._expiry_ms[TOPIC] == delivery.sent_ms + 5_000
 
 
-def test_a_topic_that_a_send_waits_for_is_not_forgotten_meanwhile() -> None:
+def test_metadata_keeps_topic_while_send_waits() -> None:
     """The wait may last longer than metadata.max.idle.ms."""
     harness = warm({**AT_ONCE, "metadata.max.idle.ms": "5000", "max.block.ms": "20000"}, topics={TOPIC: 1})
     harness.selector.at(harness.now_ms + 8_000, lambda: harness.cluster.add_partitions(TOPIC, 1))
@@ -561,7 +564,7 @@ def test_topic_too_long_for_a_request_fails_at_once(topic: str) -> None:
     assert isinstance(delivery.error, InvalidTopicError)
     assert len(str(delivery.error)) < 1_000
     assert harness.now_ms == delivery.sent_ms
-    assert topic not in harness.metadata._expiry_ms
+    assert topic not in harness.known_topics
 
 
 @pytest.mark.parametrize("topic", [b"flights", None, 7, ["flights"], "half a pair \ud800"])
@@ -613,7 +616,7 @@ def test_full_buffer_fails_after_max_block_ms_and_recovers() -> None:
     sent = [harness.send(bytes(400)) for _ in range(13)]
     blocked = [delivery for delivery in sent if isinstance(delivery.error, BufferExhaustedError)]
     assert blocked == sent[11:]
-    assert [delivery.settled_ms - delivery.sent_ms for delivery in blocked] == [2_000, 2_000]
+    assert [delivery.took_ms for delivery in blocked] == [2_000, 2_000]
     assert harness.memory_in_use <= 5_000
     harness.network.stalled.clear()
     harness.settle()
@@ -635,7 +638,7 @@ ONE_ROW = [bytes(200)]
 def test_one_max_block_ms_covers_metadata_and_memory(columns: RecordColumns | None) -> None:
     harness = warm({"buffer.memory": "1000", "max.block.ms": "2000"})
     harness.cluster.create_topic("late", 1)
-    harness.producer._pool.allocate(900, 0, Grant())
+    harness.accumulator.pool.allocate(900, 0, Grant())
     harness.cluster.on(ApiKey.METADATA, faults.delay(1_500))
     began_ms = harness.now_ms
     if columns is None:
@@ -734,7 +737,7 @@ def test_flush_that_takes_too_long_raises_a_timeout() -> None:
 
 
 @pytest.mark.parametrize("number", [np.uint64, np.int64, int])
-def test_timestamps_of_any_whole_type_go_into_a_batch_of_many_records(number: Callable[[int], Any]) -> None:
+def test_batch_takes_timestamps_of_any_whole_type(number: Callable[[int], Any]) -> None:
     """Bug: more than 32 of numpy's unsigned ones made their batch fail: their differences were floats."""
     harness = ProducerHarness({"linger.ms": "100"})
     stamps = [1_700_000_000_000 + index for index in range(40)]
@@ -763,7 +766,7 @@ def test_a_closed_producer_refuses_everything_and_closes_twice() -> None:
 
 
 @pytest.mark.parametrize("timeout", [-100, -0.1, float("-inf")])
-def test_a_close_with_a_negative_timeout_is_refused_and_closes_nothing(timeout: float) -> None:
+def test_close_refuses_negative_timeout_and_closes_nothing(timeout: float) -> None:
     harness = warm()
     with pytest.raises(IllegalStateError, match=rf"close\(timeout={timeout}\): give seconds"):
         harness.producer.close(timeout)
@@ -841,7 +844,7 @@ def test_generated_client_ids_are_numbered() -> None:
         ({"client.id": "mine"}, "mine"),
     ],
 )
-def test_client_id_is_the_one_set_or_made_of_the_transactional_id(settings: dict[str, str], client_id: str) -> None:
+def test_client_id_is_set_or_from_transactional_id(settings: dict[str, str], client_id: str) -> None:
     with threaded(**settings) as producer:
         assert producer.client_id == producer.config.client_id == client_id
         assert [thread.name for thread in producer_threads()] == [f"kafka-producer-network-thread-{client_id}"]
@@ -866,7 +869,7 @@ def test_close_with_a_limit_fails_the_remaining_records() -> None:
     assert not producer._accumulator.has_incomplete
 
 
-def test_a_close_with_a_limit_does_not_wait_for_a_silent_dns(
+def test_close_with_limit_does_not_wait_for_dns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Bug: it waited for the look-up of the Sender's thread, tens of seconds with a DNS that says nothing."""
@@ -944,7 +947,7 @@ def test_a_callback_may_close_and_may_not_flush() -> None:
 
 
 @pytest.mark.parametrize("missing", ["the metadata of topic unknown", "buffer.memory"])
-def test_send_in_a_callback_does_not_wait_for_its_own_thread(missing: str) -> None:
+def test_send_in_callback_does_not_wait_for_itself(missing: str) -> None:
     producer = threaded(**{"max.block.ms": "8000", "buffer.memory": "1000"})
     outcomes: list[BaseException | None] = []
     done = threading.Event()

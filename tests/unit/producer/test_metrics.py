@@ -122,7 +122,7 @@ def test_reading_changes_nothing() -> None:
 # ---- sent and acknowledged -------------------------------------------------------------------------------------------
 
 
-def test_records_bytes_batches_and_requests_are_counted_as_they_are_sent() -> None:
+def test_sent_records_bytes_batches_and_requests_are_counted() -> None:
     harness = quiet(topics={TOPIC: 3})
     moved = Moved(harness)
     for partition, count in ((0, 1), (1, 2), (2, 3)):
@@ -265,7 +265,7 @@ def test_the_average_compression_rate_is_that_of_batches() -> None:
 # ---- times -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_queue_time_is_from_the_first_record_of_a_batch_to_its_drain() -> None:
+def test_queue_time_runs_from_first_record_to_drain() -> None:
     harness = quiet({"linger.ms": "50", "batch.size": "500"})
     harness.send(b"lingers")
     harness.settle()
@@ -352,7 +352,7 @@ def test_requests_in_flight_are_known_after_a_fatal_error_too() -> None:
     assert harness.producer.metrics()["requests-in-flight"] == 0
 
 
-def test_no_request_of_a_producer_that_was_closed_is_in_flight() -> None:
+def test_closed_producer_has_no_request_in_flight() -> None:
     harness = quiet({**AT_ONCE, "batch.size": "1"})
     harness.network.held.add(0)
     harness.send()
@@ -363,7 +363,7 @@ def test_no_request_of_a_producer_that_was_closed_is_in_flight() -> None:
     assert harness.producer.metrics()["requests-in-flight"] == 0
 
 
-def test_the_age_of_metadata_is_in_seconds_since_the_last_full_update() -> None:
+def test_metadata_age_counts_seconds_since_full_update() -> None:
     harness = quiet({**AT_ONCE, "metadata.max.age.ms": "60000"})
     harness.metadata.request_update()
     harness.run_until(lambda: harness.producer.metrics()["metadata-age"] < 1)
@@ -399,7 +399,7 @@ def test_records_refused_for_good_are_errors_and_not_retries() -> None:
     assert harness.producer.metrics()["record-error-rate"] == pytest.approx(4 / 30, rel=0.01)
 
 
-def test_records_whose_retries_are_used_up_are_retries_and_then_errors() -> None:
+def test_exhausted_retries_count_as_retries_and_errors() -> None:
     harness = quiet({**AT_ONCE, "retries": "2"})
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(NotEnoughReplicasError), times=None)
     moved = Moved(harness)
@@ -437,7 +437,7 @@ def test_records_expired_in_flight_count_as_errors_once() -> None:
     assert moved.totals() == {"record-send": 1, "record-error": 1}
 
 
-def test_a_record_that_send_refuses_is_an_error_and_a_misuse_is_not() -> None:
+def test_refused_record_is_an_error_and_misuse_is_not() -> None:
     harness = quiet({**AT_ONCE, "max.request.size": "1000"})
     moved = Moved(harness)
     assert isinstance(harness.send(bytes(2_000)).error, RecordTooLargeError)
@@ -461,7 +461,7 @@ def test_a_batch_that_cannot_be_encoded_is_an_error(monkeypatch: pytest.MonkeyPa
     assert moved.totals() == {"record-error": 1}
 
 
-def test_records_given_up_at_a_close_are_no_errors_as_in_kafka() -> None:
+def test_records_abandoned_at_close_are_no_errors() -> None:
     harness = quiet()
     harness.network.held.add(0)
     delivery = harness.send()
@@ -473,7 +473,7 @@ def test_records_given_up_at_a_close_are_no_errors_as_in_kafka() -> None:
     assert moved.totals() == {}
 
 
-def test_splits_are_counted_and_their_parts_are_sent_but_not_retries() -> None:
+def test_splits_are_counted_and_parts_are_no_retries() -> None:
     harness = quiet({"linger.ms": "20"})
     harness.cluster.topics[TOPIC].max_message_bytes = 500
     moved = Moved(harness)

@@ -82,7 +82,7 @@ def test_partition_changes_after_twice_batch_size() -> None:
 
 
 @pytest.mark.parametrize(("room", "is_kept"), [(0, False), (59, False), (60, True), (10_000, True)])
-def test_a_record_beyond_batch_size_stays_where_it_fits_the_open_batch(room: int, is_kept: bool) -> None:
+def test_record_beyond_batch_size_stays_in_open_batch(room: int, is_kept: bool) -> None:
     """The second half of KIP-794."""
     made, cluster = partitioner(100, room_of=lambda _: room), cluster_of(True, True)
     first = made.take(60, cluster, 2)
@@ -175,6 +175,8 @@ def test_the_longer_a_queue_the_less_often_it_is_drawn() -> None:
 
 def test_every_number_drawn_has_its_partition() -> None:
     class Fixed(random.Random):
+        value = 0
+
         def randrange(self, stop: int) -> int:  # type: ignore[override]
             assert stop == 8
             return self.value
@@ -237,7 +239,7 @@ def test_a_block_is_cut_into_groups_of_about_batch_size(rows: int) -> None:
     assert all(end - start == 5 for _, start, end in groups[:-1])
 
 
-def test_a_row_that_does_not_fit_goes_to_the_next_partition() -> None:
+def test_row_without_room_goes_to_next_partition() -> None:
     block = Block(RecordColumns.from_rows([bytes(40)] * 6), 0, 1)
     one = block.size(0, 1)
     groups = partitioner(one * 5 // 2).assign(block, cluster_of(True, True), 2)
@@ -255,7 +257,7 @@ def test_next_block_continues_with_the_same_partition() -> None:
     assert [(partition, end) for partition, _, end in groups] == [(first, 1), (1 - first, 3)]
 
 
-def test_a_row_larger_than_batch_size_is_a_group_of_its_own() -> None:
+def test_row_larger_than_batch_size_is_one_group() -> None:
     block = Block(RecordColumns.from_rows([bytes(500), bytes(500)]), 0, 1)
     groups = partitioner(100).assign(block, cluster_of(True, True), 2)
     assert [(start, end) for _, start, end in groups] == [(0, 1), (1, 2)]

@@ -131,7 +131,7 @@ def test_after_a_fault_later_records_are_still_written_once(
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, ONE_IN_FLIGHT, PLAIN], ids=["idempotent", "one in flight", "plain"])
-def test_records_that_a_node_took_do_not_fail_with_a_fault(
+def test_acknowledged_records_do_not_fail_with_a_fault(
     monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, str]
 ) -> None:
     """They are in the log: a caller that got a failure would write them again."""
@@ -149,7 +149,7 @@ def test_records_that_a_node_took_do_not_fail_with_a_fault(
 
 
 @pytest.mark.parametrize("step", ["_outcomes", "_no_answer"])
-def test_an_answer_that_cannot_be_read_fails_its_batches_at_once(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_unreadable_response_fails_its_batches_at_once(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     harness, _ = before_an_answer(ONE_IN_FLIGHT)
     raise_once(monkeypatch, produce_response, step, ValueError("no such date"))
     harness.settle(1_000)
@@ -160,7 +160,7 @@ def test_an_answer_that_cannot_be_read_fails_its_batches_at_once(monkeypatch: py
         assert "in the log is not known" in str(error)
 
 
-def test_a_fault_at_the_end_of_a_split_fails_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_at_the_end_of_split_fails_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     harness, deliveries = before_an_answer(ONE_IN_FLIGHT)
     raise_once(monkeypatch, harness.producer._metrics, "batch_split", RuntimeError("count"))
     harness.settle(1_000)
@@ -233,7 +233,7 @@ COMPRESSED = {**ONE_IN_FLIGHT, "compression.type": "lz4"}
     ],
     ids=["memory", "state", "compressed", "plain"],
 )
-def test_a_fault_in_any_call_that_settles_an_answer_leaves_nothing_behind(
+def test_fault_while_a_response_settles_leaves_nothing_behind(
     settings: Mapping[str, str], fault: type[Exception], in_c: bool
 ) -> None:
     """Every record has its outcome at once, its callback was called once, all memory is free, and the producer says
@@ -260,7 +260,7 @@ def test_a_fault_in_any_call_that_settles_an_answer_leaves_nothing_behind(
 @pytest.mark.parametrize("fault", [MemoryError, IllegalStateError])
 @pytest.mark.parametrize("settings", [ONE_IN_FLIGHT, PLAIN], ids=["idempotent", "plain"])
 @pytest.mark.parametrize("is_in_flight", [False, True], ids=["queued", "in flight"])
-def test_a_fault_in_any_call_that_expires_a_batch_leaves_nothing_behind(
+def test_fault_while_a_batch_expires_leaves_nothing_behind(
     settings: Mapping[str, str], fault: type[Exception], is_in_flight: bool
 ) -> None:
     met: list[str] = []
@@ -335,7 +335,7 @@ def assert_every_call_raises_at_once(harness: TransactionHarness, *calls: str) -
 @pytest.mark.parametrize(
     ("version", "fault"), [pytest.param(1, MemoryError, marks=pytest.mark.slow), (2, IllegalStateError)]
 )
-def test_a_transaction_with_a_fault_in_any_call_is_not_committed(version: int, fault: type[Exception]) -> None:
+def test_transaction_with_fault_in_any_call_is_not_committed(version: int, fault: type[Exception]) -> None:
     """Nor does its commit wait for what never comes."""
     met: list[str] = []
     while not met or met[-1]:
@@ -358,9 +358,7 @@ def test_a_transaction_with_a_fault_in_any_call_is_not_committed(version: int, f
 
 
 @both_versions
-def test_no_memory_for_a_split_leaves_the_transaction_to_be_aborted(
-    monkeypatch: pytest.MonkeyPatch, version: int
-) -> None:
+def test_split_without_memory_requires_an_abort(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     harness = in_a_transaction(version)
     harness.cluster.topics[TOPIC].max_message_bytes = 500
     for _ in range(4):
@@ -426,7 +424,7 @@ def test_impossible_state_in_a_turn_is_fatal(monkeypatch: pytest.MonkeyPatch, ve
 def test_fault_in_the_producer_id_answer_fails_waiting_records(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = ProducerHarness(SETTINGS)
     delivery = harness.send(b"v")
-    raise_once(monkeypatch, harness.producer._identity, "_restart_partitions", MemoryError("no more"))
+    raise_once(monkeypatch, harness.identity, "_restart_partitions", MemoryError("no more"))
     harness.settle(1_000)
     assert "MemoryError: no more" in str(delivery.error)
     assert_nothing_is_left(harness)

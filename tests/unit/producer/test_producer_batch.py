@@ -69,7 +69,7 @@ def test_a_closed_batch_has_no_room_and_is_full() -> None:
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-def test_runs_may_be_filled_in_any_order_and_keep_their_places() -> None:
+def test_runs_filled_in_any_order_keep_their_places() -> None:
     batch = batch_of(b"row 0")
     first = batch.reserve_run(1, 90, free_memory(), None)
     second = batch.reserve_run(1, 90, free_memory(), None)
@@ -176,7 +176,7 @@ def test_the_largest_record_is_that_of_all_runs_and_rows() -> None:
     assert batch.largest_record == large.largest_record
 
 
-def test_new_producer_state_makes_a_new_header_over_the_same_records() -> None:
+def test_new_producer_state_changes_only_the_header() -> None:
     batch = batch_of(b"a", b"b")
     batch.set_producer_state(7, 1, 5, False)
     before = batch.seal(NONE)
@@ -218,7 +218,7 @@ def test_delivery_timeout_counts_from_creation_through_all_attempts() -> None:
     assert batch.has_reached_delivery_timeout(500, 1_500)
 
 
-def test_a_retry_backs_off_until_its_time_or_a_newer_leader() -> None:
+def test_retry_backs_off_unless_the_leader_is_newer() -> None:
     batch = batch_of(b"a")
     batch.maybe_update_leader_epoch(3)
     assert not batch.is_backing_off(0)

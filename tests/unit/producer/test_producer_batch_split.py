@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.scripted_broker.batches import check_batch, read_records
+from support.scripted_broker.batches import BrokerRecord, check_batch, read_records
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.producer.buffer_pool import SharedAllocation
@@ -29,7 +29,7 @@ def sealed_batch(values: list[bytes], codec: str = "none") -> tuple[ProducerBatc
     return batch, futures
 
 
-def all_records(parts: list[ProducerBatch], codec: str = "none"):
+def all_records(parts: list[ProducerBatch], codec: str = "none") -> list[BrokerRecord]:
     records = []
     for part in parts:
         part.seal(codec_for(codec))
@@ -38,7 +38,7 @@ def all_records(parts: list[ProducerBatch], codec: str = "none"):
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_parts_hold_the_records_in_order_in_about_half_the_bytes(codec: str) -> None:
+def test_split_parts_hold_records_in_order_within_bounds(codec: str) -> None:
     values = [b"%03d" % index * 10 for index in range(40)]
     batch, _ = sealed_batch(values, codec)
     parts = split_batch(batch, 2_000)
@@ -78,7 +78,7 @@ def test_one_huge_record_among_small_ones_is_cut_out() -> None:
     assert [record.value for record in all_records(parts)] == [b"a", bytes(5_000), b"b", b"c"]
 
 
-def test_parts_are_as_old_as_their_batch_but_were_never_tried() -> None:
+def test_split_parts_keep_age_and_have_no_attempts() -> None:
     batch, _ = sealed_batch([b"a", b"b"])
     batch.attempts, batch.leader_epoch = 3, 8
     for part in split_batch(batch, 2_000):

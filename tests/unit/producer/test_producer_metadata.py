@@ -43,6 +43,11 @@ def response(*topics: str) -> MetadataResponse:
     return MetadataResponse({0: NODE}, described, "cluster", 0)
 
 
+def new_topics(metadata: ProducerMetadata) -> set[str]:
+    request = metadata.new_metadata_request_builder_for_new_topics()
+    return set() if request is None else set(request.topics or ())
+
+
 def answer(metadata: ProducerMetadata, clock: FakeClock, *topics: str) -> bool:
     """Answer what is asked for now with these topics; whether it was a part."""
     _, version, is_partial = metadata.new_metadata_request_and_version(clock.now_ms())
@@ -50,32 +55,32 @@ def answer(metadata: ProducerMetadata, clock: FakeClock, *topics: str) -> bool:
     return is_partial
 
 
-def test_a_new_topic_is_asked_for_at_once_and_in_part() -> None:
+def test_new_topic_is_requested_at_once_by_itself() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     metadata.add("a", clock.now_ms())
     assert not answer(metadata, clock, "a")  # the first time everything is due
     clock.advance(5)
     metadata.add("b", clock.now_ms())
-    assert metadata._new_topics == {"b"}
+    assert new_topics(metadata) == {"b"}
     assert metadata.time_to_next_update(clock.now_ms()) == 0
     request, _, is_partial = metadata.new_metadata_request_and_version(clock.now_ms())
     assert is_partial
     assert request.topics == ("b",)
     assert request.allow_auto_topic_creation
     answer(metadata, clock, "b")
-    assert metadata._new_topics == set()
+    assert new_topics(metadata) == set()
     assert metadata.fetch().topics == {"a", "b"}
 
 
-def test_a_known_topic_asks_for_nothing_when_it_is_added_again() -> None:
+def test_known_topic_added_again_requests_nothing() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     metadata.add("a", clock.now_ms())
     answer(metadata, clock, "a")
     metadata.add("a", clock.now_ms())
     assert not metadata.update_requested()
-    assert metadata._new_topics == set()
+    assert new_topics(metadata) == set()
 
 
 def test_a_full_request_names_every_topic_that_is_kept() -> None:
@@ -89,7 +94,7 @@ def test_a_full_request_names_every_topic_that_is_kept() -> None:
     assert request.allow_auto_topic_creation
 
 
-def test_an_update_for_a_topic_is_a_part_while_it_is_new_and_full_afterwards() -> None:
+def test_update_for_topic_is_partial_only_while_new() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     metadata.add("a", clock.now_ms())
@@ -102,7 +107,7 @@ def test_an_update_for_a_topic_is_a_part_while_it_is_new_and_full_afterwards() -
     assert metadata.new_metadata_request_and_version(clock.now_ms()).is_partial
 
 
-def test_an_answer_to_an_older_question_leaves_the_newer_one_open() -> None:
+def test_response_to_older_request_leaves_newer_one_open() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     metadata.add("a", clock.now_ms())
@@ -111,7 +116,7 @@ def test_an_answer_to_an_older_question_leaves_the_newer_one_open() -> None:
     _, version, is_partial = metadata.new_metadata_request_and_version(clock.now_ms())
     metadata.add("c", clock.now_ms())
     metadata.update(version, response("b"), is_partial, clock.now_ms())
-    assert metadata._new_topics == {"c"}
+    assert new_topics(metadata) == {"c"}
     assert metadata.update_requested()
 
 
@@ -125,15 +130,15 @@ def test_topic_is_forgotten_after_the_idle_time() -> None:
     metadata.add("busy", clock.now_ms())
     metadata.request_update()
     answer(metadata, clock, "idle", "busy")
-    assert "idle" in metadata._expiry_ms
+    assert "idle" in (metadata.new_metadata_request_builder().topics or ())
     clock.advance(1)
     metadata.request_update()
     answer(metadata, clock, "idle", "busy")
-    assert "idle" not in metadata._expiry_ms
+    assert "idle" not in (metadata.new_metadata_request_builder().topics or ())
     assert metadata.fetch().topics == {"busy"}
 
 
-def test_a_topic_that_has_not_been_answered_is_kept_however_old() -> None:
+def test_unanswered_topic_is_kept_at_any_age() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     metadata.add("a", clock.now_ms())
@@ -224,7 +229,7 @@ def test_wait_ends_with_the_close() -> None:
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["told before", "not told yet"])
 @pytest.mark.parametrize("code", [ErrorCode.invalid_topic_exception, ErrorCode.topic_authorization_failed])
-def test_old_refusal_of_a_topic_is_no_answer_to_a_new_request(code: int, is_told: bool) -> None:
+def test_old_refusal_does_not_answer_new_request(code: int, is_told: bool) -> None:
     """Bug: the answer about another topic brought it again, to a send that came once it was allowed."""
     clock = FakeClock()
     metadata = metadata_at(clock)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,7 +25,13 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant
 from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordThunk, RunMetadata
 from spark_kafka_sink.producer.producer_batch import LEAST_SHARE, BatchSizes, ProducerBatch
-from spark_kafka_sink.producer.record_accumulator import DrainRules, NoDrainRules, RecordAccumulator
+from spark_kafka_sink.producer.record_accumulator import (
+    DrainRules,
+    LeaderEpochs,
+    NoDrainRules,
+    ReadyCheck,
+    RecordAccumulator,
+)
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
@@ -97,7 +105,9 @@ class Rig:
         self.result, future = self.append_with_result(partition, size, value)
         return future
 
-    def append_with_result(self, partition: int = 0, size: int = ONE_RECORD, value: bytes = b"v", max_block_ms=0):
+    def append_with_result(
+        self, partition: int = 0, size: int = ONE_RECORD, value: bytes = b"v", max_block_ms: int = 0
+    ) -> tuple[bool, FutureRecordMetadata]:
         future = FutureRecordMetadata(0, -1, -1)
         thunk = RecordThunk(future, None)
         result = self.accumulator.append_row(
@@ -105,10 +115,16 @@ class Rig:
         )
         return result, future
 
-    def ready(self, cluster: Cluster, epochs=no_epochs):
+    def ready(self, cluster: Cluster, epochs: LeaderEpochs = no_epochs) -> ReadyCheck:
         return self.accumulator.ready(cluster, epochs, self.now_ms)
 
-    def drain(self, cluster: Cluster, max_size: int = 1_000_000, nodes=NODES, epochs=no_epochs):
+    def drain(
+        self,
+        cluster: Cluster,
+        max_size: int = 1_000_000,
+        nodes: Sequence[Node] = NODES,
+        epochs: LeaderEpochs = no_epochs,
+    ) -> dict[int, list[ProducerBatch]]:
         drained = self.accumulator.drain(cluster, nodes, max_size, epochs, self.now_ms)
         for batches in drained.values():
             for batch in batches:
@@ -143,7 +159,7 @@ def test_a_batch_takes_exactly_batch_size_bytes_of_records() -> None:
     assert [rig.drain_one().record_count for _ in range(2)] == [2, 1]
 
 
-def test_a_record_larger_than_batch_size_gets_a_batch_of_its_own() -> None:
+def test_record_larger_than_batch_size_gets_own_batch() -> None:
     rig = Rig(batch_size=250)
     rig.append()
     result, _ = rig.append_with_result(size=900, value=bytes(800))
@@ -154,7 +170,7 @@ def test_a_record_larger_than_batch_size_gets_a_batch_of_its_own() -> None:
     assert batches[1].wire_size > 800
 
 
-def test_memory_is_taken_for_each_record_and_given_back_with_its_batch() -> None:
+def test_memory_of_records_returns_with_their_batch() -> None:
     rig = Rig()
     rig.append()
     rig.append(partition=1)
@@ -193,7 +209,12 @@ def test_age_of_a_batch_begins_with_its_memory() -> None:
     block = Block(RecordColumns.from_rows([b"x"]), 0, 1)
     rig2 = Rig(memory=block.size(0, 1) + 10)
     rig2.accumulator.pool.allocate(20, 0, Grant())
-    rig2.clock.on_wait = lambda timeout_ms: (rig2.clock.advance(2_000), give_back(rig2.pool, 20))
+
+    def give_back_later(timeout_ms: int) -> None:
+        rig2.clock.advance(2_000)
+        give_back(rig2.pool, 20)
+
+    rig2.clock.on_wait = give_back_later
     rig2.accumulator.append_block(TOPIC, block, block.groups, None, 60_000, rig2.now_ms)
     assert rig2.drain_one().created_ms == rig2.now_ms
 
@@ -209,7 +230,7 @@ def test_a_closed_accumulator_takes_nothing_and_keeps_no_memory() -> None:
     assert rig.pool.available_memory == rig.pool.total_memory
 
 
-def test_closing_between_the_memory_and_the_lock_gives_the_memory_back() -> None:
+def test_close_between_memory_and_lock_returns_memory() -> None:
     class LateClose(BufferPool):
         def allocate(self, size: int, max_block_ms: int, grant: Grant) -> int:
             waited_ms = super().allocate(size, max_block_ms, grant)
@@ -232,10 +253,13 @@ def test_closing_between_the_memory_and_the_lock_gives_the_memory_back() -> None
 # ---- blocks ----------------------------------------------------------------------------------------------------------
 
 
-def append_block(rig: Rig, values: list[bytes], partitions: list[int], runs: list[tuple[RunMetadata, object]] | None):
+def append_block(
+    rig: Rig, values: list[bytes], partitions: list[int], runs: list[tuple[RunMetadata, object]] | None
+) -> Block:
     block = Block(RecordColumns.from_rows(values), np.array(partitions, np.int32), 77)
     callback = None if runs is None else lambda run, error: runs.append((run, error))
-    return block, rig.accumulator.append_block(TOPIC, block, block.groups, callback, 0, rig.now_ms)
+    rig.accumulator.append_block(TOPIC, block, block.groups, callback, 0, rig.now_ms)
+    return block
 
 
 def test_room_is_that_of_the_batch_that_takes_records() -> None:
@@ -259,7 +283,7 @@ def test_a_block_fills_batches_of_each_partition_in_order() -> None:
     values = [b"%02d" % index + bytes(40) for index in range(20)]
     partitions = [index % 2 for index in range(20)]
     append_block(rig, values, partitions, None)
-    logs: dict[int, list[bytes]] = {0: [], 1: []}
+    logs: dict[int, list[bytes | None]] = {0: [], 1: []}
     batches = 0
     while drained := rig.drain(cluster_of(0, 1)):
         for (batch,) in drained.values():
@@ -270,7 +294,7 @@ def test_a_block_fills_batches_of_each_partition_in_order() -> None:
     assert batches > 4
 
 
-def test_a_block_and_single_records_share_a_batch_in_the_order_of_their_appends() -> None:
+def test_block_and_records_share_a_batch_in_append_order() -> None:
     rig = Rig()
     rig.append(value=b"first")
     append_block(rig, [b"second", b"third"], [0, 0], None)
@@ -290,7 +314,7 @@ def test_a_row_larger_than_a_batch_gets_one_alone() -> None:
 def test_memory_of_a_block_goes_back_with_its_last_batch() -> None:
     rig = Rig()
     runs: list[tuple[RunMetadata, object]] = []
-    block, _ = append_block(rig, [b"a", b"b", b"c"], [0, 1, 1], runs)
+    block = append_block(rig, [b"a", b"b", b"c"], [0, 1, 1], runs)
     assert rig.pool.available_memory == rig.pool.total_memory - block.size(0, 3)
     batches = [batch for batches in rig.drain(cluster_of(0, 1)).values() for batch in batches]
     batches[0].complete(100, None)
@@ -317,7 +341,7 @@ def test_rows_of_several_blocks_in_a_batch_are_reported_once() -> None:
     assert sorted(told) == [(0, 100, 2), (1, 100, 4)]
 
 
-def test_batch_without_its_bytes_is_neither_ready_nor_drained_nor_expired() -> None:
+def test_unfilled_batch_is_not_ready_drained_or_expired() -> None:
     rig = Rig(batch_size=60)
     seen: list[object] = []
     block = Block(RecordColumns.from_rows([b"a" * 50]), 0, 1)
@@ -330,7 +354,7 @@ def test_batch_without_its_bytes_is_neither_ready_nor_drained_nor_expired() -> N
         def __getattr__(self, name: str) -> object:
             return getattr(block, name)
 
-        def encode(self, runs: object) -> object:
+        def encode(self, runs: Any) -> object:
             rig.clock.advance(DELIVERY_TIMEOUT_MS)
             seen.append(rig.ready(cluster_of(0)).ready_nodes)
             seen.append(rig.drain(cluster_of(0)))
@@ -342,7 +366,7 @@ def test_batch_without_its_bytes_is_neither_ready_nor_drained_nor_expired() -> N
             rig.accumulator._flushes.add("one")
             return block.encode(runs)
 
-    rig.accumulator.append_block(TOPIC, Watched(), block.groups, None, 0, rig.now_ms)
+    rig.accumulator.append_block(TOPIC, cast(Block, Watched()), block.groups, None, 0, rig.now_ms)
     assert seen == [{}, {}, place(1), FOREVER_MS]
     assert older.done()
     assert set(rig.ready(cluster_of(0)).ready_nodes) == {0}
@@ -362,7 +386,9 @@ def test_rows_that_cannot_be_encoded_fail_and_leave_nothing_behind() -> None:
             raise MemoryError("no more")
 
     with pytest.raises(MemoryError):
-        rig.accumulator.append_block(TOPIC, Broken(), block.groups, lambda *call: runs.append(call), 0, rig.now_ms)
+        rig.accumulator.append_block(
+            TOPIC, cast(Block, Broken()), block.groups, lambda *call: runs.append(call), 0, rig.now_ms
+        )
     ((run, error),) = runs
     assert run.base_offset == -1
     assert "no more" in str(error)
@@ -426,7 +452,7 @@ def test_a_full_batch_does_not_linger() -> None:
 
 
 def hurry_by_memory(rig: Rig) -> None:
-    rig.pool._waiters.append(None)
+    rig.pool._waiters.append(threading.Condition())
 
 
 def hurry_by_flush(rig: Rig) -> None:
@@ -438,7 +464,9 @@ def hurry_by_close(rig: Rig) -> None:
 
 
 def hurry_by_transaction(rig: Rig) -> None:
-    rig.accumulator._rules.is_completing = True
+    rules = rig.accumulator._rules
+    assert isinstance(rules, Rules)
+    rules.is_completing = True
 
 
 @pytest.mark.parametrize("hurry", [hurry_by_memory, hurry_by_flush, hurry_by_close, hurry_by_transaction])
@@ -478,7 +506,7 @@ def test_a_muted_partition_is_neither_ready_nor_drained() -> None:
     assert rig.drain_one().record_count == 1
 
 
-def test_loads_count_the_batches_of_every_partition_that_has_a_leader() -> None:
+def test_loads_count_batches_of_partitions_with_leader() -> None:
     rig = Rig(batch_size=1)
     for partition in (0, 0, 1, 2):
         rig.append(partition)
@@ -512,7 +540,7 @@ def test_nodes_with_waiting_batches_are_reported_ready_or_not() -> None:
 # ---- drain -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_drain_takes_one_batch_of_each_partition_of_the_node() -> None:
+def test_drain_takes_one_batch_of_each_partition() -> None:
     rig = Rig(batch_size=1)
     for partition in (0, 0, 1, 2):
         rig.append(partition)
@@ -528,7 +556,7 @@ def test_a_drain_takes_one_batch_of_each_partition_of_the_node() -> None:
             assert not batch.is_open
 
 
-def test_a_drain_stops_at_the_largest_request_but_takes_one_batch_in_any_case() -> None:
+def test_drain_stops_at_max_request_size_after_one_batch() -> None:
     rig = Rig(batch_size=1)
     for partition in range(3):
         rig.append(partition)
@@ -556,7 +584,7 @@ def test_a_drain_counts_what_compression_is_expected_to_leave() -> None:
     assert len(drained[0]) == 3
 
 
-def test_batches_hold_more_where_records_compress_well_until_one_is_too_large() -> None:
+def test_batches_grow_with_compression_until_one_is_too_large() -> None:
     rig = Rig(batch_size=1_000)
     compressible(rig)
     for _ in range(40):
@@ -645,7 +673,7 @@ def test_batch_held_back_by_rules_blocks_no_other_partition() -> None:
 # ---- back again ------------------------------------------------------------------------------------------------------
 
 
-def test_a_retry_waits_its_backoff_out_and_then_goes_without_lingering() -> None:
+def test_retry_waits_for_backoff_and_does_not_linger() -> None:
     rig = Rig()
     rig.append()
     rig.clock.advance(LINGER_MS)
@@ -694,7 +722,7 @@ def test_returned_batch_goes_before_batches_never_sent() -> None:
     assert rig.drain_one() is first
 
 
-def test_parts_of_a_split_batch_stand_in_its_place_and_hold_its_memory() -> None:
+def test_split_parts_take_place_and_memory_of_batch() -> None:
     rig = Rig(batch_size=10_000)
     values = [b"%d" % index * 20 for index in range(6)]
     size = record_size_upper_bound(None, values[0])
@@ -767,7 +795,7 @@ def test_muted_partition_without_batches_keeps_its_queue() -> None:
 # ---- expiry ----------------------------------------------------------------------------------------------------------
 
 
-def test_batches_expire_queued_or_in_flight_when_their_time_is_over() -> None:
+def test_queued_and_in_flight_batches_expire() -> None:
     rig = Rig(batch_size=1)
     rig.append(0)
     in_flight = rig.drain_one()
@@ -792,7 +820,7 @@ def test_batches_expire_queued_or_in_flight_when_their_time_is_over() -> None:
     assert rig.accumulator.next_expiry_ms() == rig.now_ms + 1
 
 
-def test_many_batches_that_expire_together_are_not_compared_with_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_expiring_together_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Sender holds the lock meanwhile: each of 32,000 looked for among all of them took it 6.5 s."""
     rig = Rig(batch_size=1)
     for _ in range(500):
@@ -825,7 +853,7 @@ def test_batch_expires_at_the_longest_delivery_timeout(is_muted: bool) -> None:
     assert not rig.accumulator.has_undrained
 
 
-def test_a_batch_in_flight_that_has_expired_does_not_expire_again() -> None:
+def test_expired_batch_in_flight_does_not_expire_again() -> None:
     rig = Rig(batch_size=1)
     rig.append(0)
     in_flight = rig.drain_one()
@@ -875,7 +903,7 @@ def test_flush_waits_for_present_batches_and_their_parts() -> None:
     assert len(waited) == 3
 
 
-def test_aborting_everything_fails_what_is_queued_and_what_is_in_flight() -> None:
+def test_abort_fails_queued_and_in_flight_batches() -> None:
     rig = Rig(batch_size=1)
     futures = [rig.append(), rig.append()]
     rig.drain_one()

@@ -26,7 +26,7 @@ PLACE = TopicPartition("flights", 0)
 @pytest.mark.parametrize(
     "number", [1.0, np.float64(1_700_000_000_000.5), "1", b"1", True, np.True_, np.array(True), np.array(1.5)]
 )
-def test_a_partition_or_timestamp_that_is_no_int_is_refused_by_send(number: Any) -> None:
+def test_send_refuses_partition_or_timestamp_without_int(number: Any) -> None:
     with pytest.raises(SerializationError, match=r"partition=.*give an int"):
         checked_place(number, None)
     with pytest.raises(SerializationError, match=r"timestamp_ms=.*as an int"):
@@ -40,7 +40,7 @@ def test_any_int_is_taken() -> None:
     assert checked_place(0, 0) == (0, 0)
 
 
-def test_an_int_of_thousands_of_digits_is_refused_by_its_size() -> None:
+def test_int_of_thousands_of_digits_is_refused() -> None:
     with pytest.raises(SerializationError, match="partition=an int of 16610 bits: give an int"):
         checked_place(10**5000, None)
     for stamp in (10**5000, -(10**5000)):

@@ -12,7 +12,7 @@ import pytest
 from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
 from support.fake_clock import FakeClock
-from support.scripted_broker.responses import _build
+from support.scripted_broker.responses import build_entity
 
 from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.common.cluster import Node, TopicPartition
@@ -51,7 +51,7 @@ PLACES = [TopicPartition("b", 1), TopicPartition("a", 2), TopicPartition("b", 0)
 # ---- one operation at a time, and its outcome kept until its caller hears it -----------------------------------------
 
 
-def test_wait_for_a_result_ends_with_it_or_the_time_limit() -> None:
+def test_wait_ends_with_the_result_or_time_limit() -> None:
     clock = FakeClock()
     result = OperationResult("commit_transaction")
     began_ms = clock.now_ms()
@@ -167,7 +167,7 @@ def test_operation_after_the_close_gets_its_own_error() -> None:
 
 
 def answer(api_key: int, version: int, values: dict[str, Any]) -> Any:
-    return _build(load_response_schema(api_key, version), values)
+    return build_entity(load_response_schema(api_key, version), values)
 
 
 def done(_: object) -> None:
@@ -379,7 +379,7 @@ def test_offsets_go_with_their_texts_and_their_member() -> None:
         for each in topic.partitions
     }
     assert found == {("b", 1): (7, "rows=10"), ("b", 0): (8, None), ("a", 2): (9, "")}
-    assert (built.group_id, built.generation_id, built.member_id, built.group_instance_id) == group
+    assert group == GroupMetadata(built.group_id, built.generation_id, built.member_id, built.group_instance_id)
     partitions = [
         {"partition_index": 0, "error_code": 0},
         {"partition_index": 1, "error_code": ErrorCode.illegal_generation},
@@ -394,7 +394,7 @@ def test_offsets_go_with_their_texts_and_their_member() -> None:
     assert requests.txn_offset_commit(OPEN, group, offsets, RESULT).request.latest_version == 5
 
 
-def test_an_offset_that_is_refused_names_the_right_that_it_takes() -> None:
+def test_refused_offset_names_the_required_right() -> None:
     """Not for records, because the sentence of the error is about them."""
     request = requests.txn_offset_commit(OPEN, GroupMetadata("g"), {PLACES[0]: (7, None)}, RESULT)
     topics = [{"name": "b", "partitions": [{"partition_index": 1, "error_code": ErrorCode.topic_authorization_failed}]}]
@@ -447,7 +447,7 @@ def queue() -> TransactionQueue:
 
 def found(node_id: int) -> Any:
     values = {"error_code": 0, "error_message": None, "node_id": node_id, "host": f"host-{node_id}", "port": 9092}
-    return _build(load_response_schema(ApiKey.FIND_COORDINATOR, 3), values)
+    return build_entity(load_response_schema(ApiKey.FIND_COORDINATOR, 3), values)
 
 
 def test_requests_go_by_priority_and_in_their_order(queue: TransactionQueue) -> None:

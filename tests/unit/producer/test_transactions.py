@@ -13,6 +13,7 @@ The other files on `producer/transactions.py` have one subject each:
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -87,7 +88,7 @@ def test_under_version_1_epoch_and_sequences_go_on() -> None:
     assert harness.committed() == [b"a", b"b", b"c"]
 
 
-def test_under_version_2_every_transaction_has_an_epoch_and_begins_at_sequence_0() -> None:
+def test_version_2_begins_each_transaction_with_new_epoch() -> None:
     harness = TransactionHarness(2, SMALL)
     harness.producer.init_transactions()
     harness.commit(b"a", b"b")
@@ -161,7 +162,7 @@ def test_a_commit_sends_what_lingers_and_waits_for_it(version: int) -> None:
 
 
 @both_versions
-def test_an_abort_drops_what_was_not_sent_and_hides_what_was(version: int) -> None:
+def test_abort_drops_unsent_and_hides_sent_records(version: int) -> None:
     harness = TransactionHarness(version, {"linger.ms": "60000", "delivery.timeout.ms": "120000"}).started()
     sent = harness.send(b"sent", partition=0)
     harness.accumulator.flush(harness.settle, lambda batch: True)
@@ -208,7 +209,7 @@ def test_transaction_of_offsets_only_is_committed(version: int) -> None:
     assert {place: commit.offset for place, commit in harness.offsets().items()} == {(TOPIC, 0): 2, (TOPIC, 1): 3}
 
 
-def test_the_version_is_latched_for_a_transaction_and_changes_with_the_next() -> None:
+def test_transaction_version_changes_only_with_next_transaction() -> None:
     harness = TransactionHarness(1)
     harness.producer.init_transactions()
     harness.commit(b"a")
@@ -272,7 +273,7 @@ def test_calls_out_of_order_are_refused_with_the_state(version: int) -> None:
 def test_a_producer_without_an_id_has_no_transactions() -> None:
     harness = TransactionHarness(2, {"transactional.id": None})
     producer = harness.producer
-    calls = [
+    calls: list[Callable[[], object]] = [
         producer.init_transactions,
         producer.begin_transaction,
         producer.prepare_transaction,
@@ -344,7 +345,7 @@ def test_timeout_has_the_last_answer(version: int) -> None:
 
 
 @both_versions
-def test_offsets_for_a_missing_topic_time_out_and_can_be_aborted(version: int) -> None:
+def test_offsets_for_missing_topic_time_out_until_abort(version: int) -> None:
     harness = TransactionHarness(version).started()
     harness.send(b"a", partition=0)
     offsets = {TopicPartition("nowhere", 4): (1, None)}

@@ -116,7 +116,7 @@ def test_an_error_says_whether_the_producer_can_go_on(version: int, error_code: 
 
 
 @pytest.mark.parametrize(("version", "asked"), [(1, 1), (2, 0)])
-def test_under_version_1_an_abort_after_a_failed_batch_takes_another_epoch(version: int, asked: int) -> None:
+def test_version_1_abort_after_failed_batch_takes_new_epoch(version: int, asked: int) -> None:
     harness = warm(version)
     before = harness.manager.identity.producer
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError))
@@ -179,14 +179,14 @@ def test_batches_behind_a_failed_one_fail_unsent(version: int) -> None:
     harness.send(b"x" * 200, partition=0)
     harness.settle()
     assert lingering.error is not None
-    assert lingering.settled_ms - lingering.sent_ms < 200
+    assert lingering.took_ms < 200
     harness.producer.flush()  # nothing to wait for
     assert harness.values(partition=1) == []
     aborted_and_next_works(harness)
 
 
 @both_versions
-def test_a_commit_that_waits_for_a_batch_that_fails_raises_its_error(version: int) -> None:
+def test_commit_raises_error_of_failed_batch(version: int) -> None:
     harness = warm(version)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError))
     harness.send(b"refused", partition=0)
@@ -248,7 +248,7 @@ def test_a_batch_that_expires_costs_the_transaction(version: int, fault: faults.
     deliveries = send_all(harness, 3)
     with pytest.raises(KafkaTimeoutError, match=r"delivery\.timeout\.ms=4000"):
         harness.producer.commit_transaction()
-    assert deliveries[0].settled_ms - deliveries[0].sent_ms in range(4_000, 4_400)
+    assert deliveries[0].took_ms in range(4_000, 4_400)
     # Bug: it was a KafkaTimeoutError again, after which a caller tries again, for ever
     with pytest.raises(TransactionAbortableError, match=r"delivery\.timeout\.ms=4000.* Only abort_transaction is left"):
         harness.producer.commit_transaction()
@@ -272,7 +272,7 @@ def test_records_whose_partition_cannot_be_added_expire() -> None:
 
 
 @both_versions
-def test_a_batch_that_is_in_flight_at_an_abort_is_waited_for(version: int) -> None:
+def test_abort_waits_for_batch_in_flight(version: int) -> None:
     harness = warm(version)
     harness.cluster.on(ApiKey.PRODUCE, faults.delay(500))
     delivery = harness.send(b"in flight", partition=0)
@@ -292,9 +292,7 @@ def test_a_batch_that_is_in_flight_at_an_abort_is_waited_for(version: int) -> No
 
 @both_versions
 @pytest.mark.parametrize("fault", [faults.close_before(), faults.close_after(), faults.fail_with(RequestTimedOutError)])
-def test_a_batch_that_fails_during_an_abort_leaves_no_gap_for_the_next_transaction(
-    version: int, fault: faults.Hook
-) -> None:
+def test_batch_failed_during_abort_leaves_no_gap(version: int, fault: faults.Hook) -> None:
     harness = warm(version)
     harness.cluster.on(
         ApiKey.PRODUCE,
@@ -314,7 +312,7 @@ def test_a_batch_that_fails_during_an_abort_leaves_no_gap_for_the_next_transacti
 
 
 @both_versions
-def test_a_batch_that_waits_for_its_retry_at_an_abort_leaves_no_gap(version: int) -> None:
+def test_waiting_retry_at_abort_leaves_no_gap(version: int) -> None:
     harness = warm(version)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(RequestTimedOutError), times=None)
     delivery = harness.send(b"retried", partition=0)
@@ -363,7 +361,7 @@ def test_each_call_of_a_transaction_raises_its_own_error(version: int) -> None:
     assert refused.error.__traceback__ is None
 
 
-def test_failed_batch_on_brokers_before_2_5_ends_the_producer_by_name() -> None:
+def test_failed_batch_before_kafka_2_5_ends_the_producer() -> None:
     harness = TransactionHarness(1)
     harness.cluster.versions = {**harness.cluster.versions, ApiKey.INIT_PRODUCER_ID: (0, 2)}
     harness.started()
@@ -381,7 +379,7 @@ def test_failed_batch_on_brokers_before_2_5_ends_the_producer_by_name() -> None:
     assert harness.coordinated.state == "CompleteAbort"
 
 
-def test_abort_without_a_failed_batch_goes_on_with_brokers_before_2_5() -> None:
+def test_abort_without_failed_batch_works_before_kafka_2_5() -> None:
     harness = TransactionHarness(1)
     harness.cluster.versions = {**harness.cluster.versions, ApiKey.INIT_PRODUCER_ID: (0, 2)}
     harness.started()

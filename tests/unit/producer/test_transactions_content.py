@@ -95,9 +95,7 @@ def test_next_transaction_begins_empty(version: int) -> None:
 @pytest.mark.parametrize(
     ("version", "is_resumed", "needs_next_epoch"), [(1, False, True), (1, True, False), (2, False, False)]
 )
-def test_only_an_own_transaction_of_version_1_with_a_gap_needs_the_next_epoch(
-    version: int, is_resumed: bool, needs_next_epoch: bool
-) -> None:
+def test_only_version_1_with_gap_needs_next_epoch(version: int, is_resumed: bool, needs_next_epoch: bool) -> None:
     content = begun(version)
     content.is_resumed = is_resumed
     assert not content.needs_next_epoch

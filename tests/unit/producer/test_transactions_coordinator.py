@@ -235,7 +235,7 @@ def test_under_version_1_a_late_copy_meets_another_epoch(lost: int, committed: b
     assert harness.committed() == ([b"a"] if committed else []) + [b"b"]
 
 
-def test_under_version_1_offsets_that_an_abort_overtook_meet_another_epoch() -> None:
+def test_version_1_late_offsets_meet_another_epoch() -> None:
     """A TxnOffsetCommit is on its way when its transaction is aborted, the connection goes, and it arrives in the next
     transaction.
     """
@@ -285,7 +285,7 @@ def test_commit_succeeds_if_the_next_epoch_is_refused() -> None:
 @pytest.mark.parametrize(
     "fault", [faults.delay(300), faults.close_after(), faults.close_before(), faults.fail_with(TopicAuthorizationError)]
 )
-def test_an_abort_while_a_partition_is_being_added_leaves_nothing_open(fault: faults.Hook) -> None:
+def test_abort_during_add_partitions_leaves_nothing_open(fault: faults.Hook) -> None:
     harness = TransactionHarness(1).started()
     harness.cluster.on(ApiKey.ADD_PARTITIONS_TO_TXN, fault)
     delivery = harness.send(b"a", partition=0)
@@ -318,7 +318,7 @@ def test_abort_after_a_late_refusal_only_aborts() -> None:
 @pytest.mark.parametrize(
     "fault", [faults.delay(6_000), faults.close_after(), faults.fail_with(CoordinatorLoadInProgressError)]
 )
-def test_an_abort_while_a_group_is_being_added_leaves_nothing_open(fault: faults.Hook) -> None:
+def test_abort_during_add_offsets_leaves_nothing_open(fault: faults.Hook) -> None:
     harness = TransactionHarness(1, {"max.block.ms": "50"}).started()
     harness.cluster.on(ApiKey.ADD_OFFSETS_TO_TXN, fault, times=1)
     harness.cluster.on(ApiKey.ADD_OFFSETS_TO_TXN, faults.fail_with(CoordinatorLoadInProgressError), times=3)
@@ -335,7 +335,7 @@ def test_an_abort_while_a_group_is_being_added_leaves_nothing_open(fault: faults
     assert harness.committed() == [b"next"]
 
 
-def test_an_abort_does_not_wait_for_a_group_whose_coordinator_is_not_found() -> None:
+def test_abort_does_not_wait_for_missing_group_coordinator() -> None:
     harness = TransactionHarness(2, {"max.block.ms": "500"}).started()
     harness.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(CoordinatorNotAvailableError), times=None)
     with pytest.raises(KafkaTimeoutError):

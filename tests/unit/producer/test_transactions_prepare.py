@@ -67,7 +67,7 @@ def test_another_producer_ends_a_prepared_transaction(version: int, committed: b
 
 @both_versions
 @both_ends
-def test_the_producer_that_prepared_may_end_it_itself_and_go_on(version: int, committed: bool) -> None:
+def test_producer_ends_its_prepared_transaction_and_continues(version: int, committed: bool) -> None:
     harness, _ = prepared_by_another(version, b"a")
     end(harness, committed)
     harness.commit(b"b")
@@ -135,7 +135,7 @@ def test_resuming_producer_may_resume_the_next_or_get_an_id(version: int) -> Non
 
 
 @both_versions
-def test_a_new_init_after_preparing_goes_on_when_another_has_ended_it(version: int) -> None:
+def test_init_after_prepare_continues_when_transaction_has_ended(version: int) -> None:
     task, prepared = prepared_by_another(version, b"a")
     driver = TransactionHarness(version, beside=task)
     driver.producer.resume_transaction(prepared)
@@ -251,7 +251,7 @@ def test_a_refused_end_of_a_resumed_transaction_can_be_aborted(version: int) -> 
     assert driver.state is State.UNINITIALIZED
 
 
-def test_no_epoch_is_asked_for_after_an_end_that_was_resumed() -> None:
+def test_end_of_resumed_transaction_requests_no_epoch() -> None:
     task, prepared = prepared_by_another(1, b"a")
     driver = TransactionHarness(1, beside=task)
     driver.cluster.on(ApiKey.END_TXN, faults.close_after())
@@ -363,7 +363,7 @@ def test_another_id_is_refused_within_a_transaction(version: int) -> None:
 
 def flush_by_turns(task: TransactionHarness, then: Callable[[], object] = lambda: None) -> None:
     """Have `flush` turn the Sender until all records have ended; after the first time `then` comes in between."""
-    flushes = []
+    flushes: list[str] = []
 
     def flush(timeout: float | None = None) -> None:
         task.run_until(lambda: not task.accumulator.has_incomplete)
@@ -371,7 +371,7 @@ def flush_by_turns(task: TransactionHarness, then: Callable[[], object] = lambda
             then()
         flushes.append("one")
 
-    task.producer.flush = flush  # type: ignore[method-assign]
+    task.producer.flush = flush
 
 
 @both_versions
@@ -391,7 +391,7 @@ def test_preparing_waits_for_sends_of_other_threads(version: int, partition: int
 
 
 @both_versions
-def test_a_send_that_joined_before_is_waited_for_and_none_joins_after(version: int) -> None:
+def test_prepare_waits_for_joined_send_and_refuses_later(version: int) -> None:
     task = TransactionHarness(version).started()
     flush_by_turns(task)
     task.manager.add_partition(PLACE, "a send")
@@ -404,7 +404,7 @@ def test_a_send_that_joined_before_is_waited_for_and_none_joins_after(version: i
         task.accumulator.append_row(PLACE, None, b"late", (), 0, 50, RecordThunk(late, None), 0, task.now_ms)
         task.manager.sends.leave("a send")
 
-    task.producer._clock.sleep_ms = passes  # type: ignore[method-assign]
+    task.producer._clock.sleep_ms = passes
     prepared = task.producer.prepare_transaction()
     assert late.done()
     assert not prepared.is_empty
@@ -418,14 +418,14 @@ def test_joined_send_columns_has_all_rows_in_the_prepared_transaction(version: i
     task.manager.add_partition(PLACE, "a send")
     late = [FutureRecordMetadata(0, -1, -1) for _ in range(2)]
 
-    def passes(_: int) -> None:
+    def passes(duration_ms: int) -> None:
         for partition, future in enumerate(late):
             place = TopicPartition(TOPIC, partition)
             task.manager.add_partition(place, "a send")
             task.accumulator.append_row(place, None, b"late", (), 0, 50, RecordThunk(future, None), 0, task.now_ms)
         task.manager.sends.leave("a send")
 
-    task.producer._clock.sleep_ms = passes  # type: ignore[method-assign]
+    task.producer._clock.sleep_ms = passes
     prepared = task.producer.prepare_transaction()
     assert [future.done() for future in late] == [True, True]
     driver = TransactionHarness(version, beside=task)
@@ -435,12 +435,12 @@ def test_joined_send_columns_has_all_rows_in_the_prepared_transaction(version: i
 
 
 @both_versions
-def test_a_transaction_is_not_prepared_without_a_send_that_joined_and_failed(version: int) -> None:
+def test_prepare_fails_with_a_joined_send_that_failed(version: int) -> None:
     task = TransactionHarness(version).started()
     flush_by_turns(task)
     task.send(b"first", partition=0)
     task.manager.add_partition(PLACE, "a send")
-    task.producer._clock.sleep_ms = lambda _: task.manager.handle_refused_record(  # type: ignore[method-assign]
+    task.producer._clock.sleep_ms = lambda duration_ms: task.manager.handle_refused_record(
         KafkaTimeoutError("no memory"), "a send"
     )
     with pytest.raises(TransactionAbortableError, match="no memory"):

@@ -29,7 +29,8 @@ def come_in_between(harness: TransactionHarness, act: Callable[[], object]) -> l
     """Have `act` run once on another thread, when the Sender has found the node of a request ready. Returns the state
     that it left, once it has run.
     """
-    ready, left = harness.client.ready, []
+    ready = harness.client.ready
+    left: list[State] = []
 
     def ready_and_late(node: Node, now_ms: int) -> bool:
         is_ready = ready(node, now_ms)
@@ -41,7 +42,7 @@ def come_in_between(harness: TransactionHarness, act: Callable[[], object]) -> l
             left[:] = [harness.state]
         return is_ready
 
-    harness.client.ready = ready_and_late  # type: ignore[method-assign]
+    harness.client.ready = ready_and_late
     return left
 
 
@@ -55,7 +56,7 @@ def ends_in_peace(harness: TransactionHarness) -> None:
     assert not harness.producer.has_failed
 
 
-def test_an_abort_takes_back_the_request_that_is_about_to_be_sent() -> None:
+def test_abort_cancels_request_before_it_is_sent() -> None:
     harness = TransactionHarness(1).started()
     left = come_in_between(harness, harness.manager.begin_abort)
     delivery = harness.send(b"a", partition=0)
@@ -79,7 +80,7 @@ def test_records_dropped_by_an_abort_have_the_earlier_error() -> None:
     ends_in_peace(harness)
 
 
-def test_an_abort_takes_back_the_request_whose_node_is_found_unreachable() -> None:
+def test_abort_cancels_request_of_unreachable_node() -> None:
     harness = TransactionHarness(1).started()
     left = come_in_between(harness, harness.manager.begin_abort)
     ready, has_failed = harness.client.ready, harness.client.connection_failed
@@ -98,8 +99,8 @@ def test_an_abort_takes_back_the_request_whose_node_is_found_unreachable() -> No
             return True
         return has_failed(node)
 
-    harness.client.ready = ready_until_then  # type: ignore[method-assign]
-    harness.client.connection_failed = has_failed_once  # type: ignore[method-assign]
+    harness.client.ready = ready_until_then
+    harness.client.connection_failed = has_failed_once
     harness.send(b"a", partition=0)
     harness.settle()
     assert left == [State.ABORTING]
@@ -108,7 +109,7 @@ def test_an_abort_takes_back_the_request_whose_node_is_found_unreachable() -> No
     ends_in_peace(harness)
 
 
-def test_a_refused_record_takes_back_the_request_that_is_about_to_be_sent() -> None:
+def test_refused_record_cancels_request_before_it_is_sent() -> None:
     harness = TransactionHarness(1, {"max.request.size": "1000"}).started()
     left = come_in_between(harness, lambda: harness.producer.send(TOPIC, b"x" * 2_000, partition=0))
     delivery = harness.send(b"a", partition=0)
@@ -119,7 +120,7 @@ def test_a_refused_record_takes_back_the_request_that_is_about_to_be_sent() -> N
     ends_in_peace(harness)
 
 
-def test_an_abort_takes_back_a_lookup_that_is_about_to_be_sent() -> None:
+def test_abort_cancels_lookup_before_it_is_sent() -> None:
     harness = TransactionHarness(2, {"max.block.ms": "50"}).started()
     left = come_in_between(harness, harness.manager.begin_abort)
     with pytest.raises(KafkaError, match="aborted"):
@@ -140,7 +141,7 @@ def send_by(harness: TransactionHarness, append: str, value: bytes) -> None:
 @pytest.mark.parametrize("version", [2, 1])
 @pytest.mark.parametrize("call", ["append_row", "append_block"])
 @pytest.mark.parametrize("end", ["commit", "abort"])
-def test_a_transaction_does_not_end_before_a_send_that_joined_it(version: int, call: str, end: str) -> None:
+def test_transaction_ends_after_sends_that_joined(version: int, call: str, end: str) -> None:
     harness = TransactionHarness(version).started()
     harness.send(b"first", partition=0)
     harness.settle()
@@ -164,7 +165,7 @@ def test_a_transaction_does_not_end_before_a_send_that_joined_it(version: int, c
 
 @pytest.mark.parametrize("version", [2, 1])
 @pytest.mark.parametrize("end", ["commit", "abort"])
-def test_overtaken_send_columns_has_all_rows_or_none_in_the_transaction(version: int, end: str) -> None:
+def test_overtaken_send_columns_is_in_transaction_wholly_or_not(version: int, end: str) -> None:
     def then_ends(*arguments: object) -> None:
         monkey.undo()
         harness.accumulator.append_block(*arguments)  # type: ignore[arg-type]
@@ -206,7 +207,7 @@ def test_no_transaction_waits_for_a_send_that_has_failed(
 @pytest.mark.parametrize("version", [2, 1])
 @pytest.mark.parametrize("error", [BufferExhaustedError, MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("call", ["append_row", "append_block"])
-def test_a_commit_fails_with_a_send_that_joined_before_it_began(
+def test_commit_fails_with_failed_send_that_joined_before(
     monkeypatch: pytest.MonkeyPatch, call: str, error: type[BaseException], version: int
 ) -> None:
     def breaks(*_: object) -> None:

@@ -33,7 +33,7 @@ SEND = "a send"
 
 
 @both_versions
-def test_a_record_that_is_refused_at_once_is_not_left_out_of_a_commit(version: int) -> None:
+def test_commit_fails_after_record_refused_at_once(version: int) -> None:
     harness = warm(version, {"max.request.size": "1000"})
     large = harness.send(b"x" * 2_000, partition=0)
     assert isinstance(large.error, RecordTooLargeError)
@@ -43,7 +43,7 @@ def test_a_record_that_is_refused_at_once_is_not_left_out_of_a_commit(version: i
 
 
 @both_versions
-def test_a_topic_that_cannot_be_is_not_left_out_of_a_commit(version: int) -> None:
+def test_commit_fails_after_record_for_invalid_topic(version: int) -> None:
     harness = warm(version)
     assert isinstance(harness.send(b"v", "no such name").error, InvalidTopicError)
     with pytest.raises(InvalidTopicError, match="no such name"):
@@ -52,7 +52,7 @@ def test_a_topic_that_cannot_be_is_not_left_out_of_a_commit(version: int) -> Non
 
 
 @both_versions
-def test_a_record_that_finds_no_memory_is_not_left_out_of_a_commit(version: int) -> None:
+def test_commit_fails_after_record_without_memory(version: int) -> None:
     harness = warm(version, {"buffer.memory": "4000", "batch.size": "1000", "max.block.ms": "300"})
     harness.network.held.add(0)
     deliveries = [harness.send(b"x" * 900, partition=0) for _ in range(8)]
@@ -120,7 +120,7 @@ def manager_in_transaction(version: int) -> TransactionManager:
     return harness.manager
 
 
-def test_a_record_that_comes_between_two_looks_goes_before_the_end() -> None:
+def test_record_between_two_checks_goes_before_end() -> None:
     """A record appended and a commit begun while the Sender is on its way from one look to the next."""
     harness = TransactionHarness(2).started()
     manager, accumulator = harness.manager, harness.accumulator

@@ -47,7 +47,7 @@ from spark_kafka_sink.protocol.versions import ApiKey
         (ApiKey.FIND_COORDINATOR, ErrorCode.coordinator_not_available),
     ],
 )
-def test_records_that_expire_before_their_partition_is_in_the_transaction_say_so(
+def test_records_expired_before_add_partitions_name_the_reason(
     api_key: int, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = TransactionHarness(1, {"delivery.timeout.ms": "4000", "request.timeout.ms": "1000"}).started()
@@ -76,7 +76,7 @@ def test_past_refusal_explains_no_later_error(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("first_attempt", [None, faults.close_before(), faults.close_after()])
-def test_an_abort_does_not_wait_for_a_partition_that_is_gone(first_attempt: faults.Hook | None) -> None:
+def test_abort_does_not_wait_for_deleted_partition(first_attempt: faults.Hook | None) -> None:
     """Its coordinator would refuse it for ever. An attempt that was not answered may have begun the transaction."""
     settings = {"delivery.timeout.ms": "4000", "request.timeout.ms": "1000"}
     harness = TransactionHarness(1, settings, partitions=2).started()
@@ -131,7 +131,7 @@ def test_fencing_by_a_coordinator_is_fatal(step: str, error_code: int, error_cla
 
 
 @every_request
-def test_an_id_that_is_not_granted_is_fatal_and_a_refused_init_may_be_repeated(step: str) -> None:
+def test_unauthorized_id_is_fatal_and_init_may_be_retried(step: str) -> None:
     version, api_key, run = STEPS[step]
     harness = TransactionHarness(version)
     harness.cluster.on(api_key, faults.fail_with(TransactionalIdAuthorizationError))
@@ -143,7 +143,7 @@ def test_an_id_that_is_not_granted_is_fatal_and_a_refused_init_may_be_repeated(s
 
 
 @both_versions
-def test_an_init_without_a_right_to_the_cluster_may_be_repeated(version: int) -> None:
+def test_init_without_cluster_right_may_be_retried(version: int) -> None:
     harness = TransactionHarness(version)
     harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError))
     with pytest.raises(ClusterAuthorizationError) as caught:
@@ -230,7 +230,7 @@ def test_refused_abort_is_fatal() -> None:
     assert harness.producer.has_failed
 
 
-def test_an_abort_after_the_coordinator_has_forgotten_the_producer_takes_another_id() -> None:
+def test_abort_after_forgotten_producer_takes_another_id() -> None:
     """Bug: the end was refused as the offsets were, and the producer could do no more."""
     harness = TransactionHarness(2).started()
     del harness.cluster.transactions.transactions[ID]
@@ -243,7 +243,7 @@ def test_an_abort_after_the_coordinator_has_forgotten_the_producer_takes_another
     finish(harness)
 
 
-def test_a_resumed_transaction_that_is_forgotten_is_not_aborted_by_another_id() -> None:
+def test_forgotten_resumed_transaction_is_not_aborted_by_another_id() -> None:
     task = TransactionHarness(2).started()
     task.send(b"a", partition=0)
     task.settle()
@@ -255,7 +255,7 @@ def test_a_resumed_transaction_that_is_forgotten_is_not_aborted_by_another_id() 
     assert driver.producer.has_failed
 
 
-def test_a_group_whose_coordinator_may_not_be_known_costs_the_transaction() -> None:
+def test_unauthorized_group_lookup_costs_the_transaction() -> None:
     harness = TransactionHarness(2).started()
     harness.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(GroupAuthorizationError))
     with pytest.raises(GroupAuthorizationError, match=f"group {GROUP}"):
@@ -265,7 +265,7 @@ def test_a_group_whose_coordinator_may_not_be_known_costs_the_transaction() -> N
 
 
 @pytest.mark.parametrize("error_code", [ErrorCode.invalid_producer_id_mapping, ErrorCode.unknown_producer_id])
-def test_under_version_1_a_producer_id_that_is_not_known_is_followed_by_another_epoch(error_code: int) -> None:
+def test_version_1_unknown_producer_id_takes_another_epoch(error_code: int) -> None:
     harness = TransactionHarness(1).started()
     harness.cluster.on(ApiKey.ADD_PARTITIONS_TO_TXN, faults.fail_with(error_code))
     harness.send(b"a", partition=0)

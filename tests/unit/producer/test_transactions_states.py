@@ -39,7 +39,7 @@ LEGAL = {
 
 @pytest.mark.parametrize("target", State, ids=lambda state: f"to-{state.name}")
 @pytest.mark.parametrize("source", State, ids=lambda state: f"from-{state.name}")
-def test_a_move_is_made_or_refused_as_the_table_has_it(source: State, target: State) -> None:
+def test_state_changes_follow_the_table(source: State, target: State) -> None:
     machine = StateMachine()
     machine.state = source
     error = KafkaError("why")

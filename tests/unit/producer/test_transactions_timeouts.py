@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from support.producer_harness import TOPIC
 from support.scripted_broker import faults
@@ -40,7 +42,7 @@ def test_other_offsets_are_not_taken_for_those_that_timed_out(version: int, has_
 
 @both_versions
 @either_end
-def test_another_transactional_id_is_not_taken_for_the_one_that_timed_out(version: int, has_ended: bool) -> None:
+def test_other_transactional_id_is_not_the_timed_out_one(version: int, has_ended: bool) -> None:
     harness = TransactionHarness(version, {"max.block.ms": "50"})
     harness.producer.partitions_for(TOPIC)
     harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.delay(100))
@@ -90,7 +92,7 @@ def test_call_whose_coordinator_is_away_names_it(call: str) -> None:
     coordinator = 0
     harness.network.cut(coordinator)
     harness.network.refusing.add(coordinator)
-    calls = {
+    calls: dict[str, Callable[[], None]] = {
         "commit": harness.producer.commit_transaction,
         "abort": harness.producer.abort_transaction,
         "send_offsets": lambda: harness.producer.send_offsets_to_transaction({PLACE: (7, None)}, GROUP),
@@ -99,7 +101,7 @@ def test_call_whose_coordinator_is_away_names_it(call: str) -> None:
         calls[call]()
 
 
-def test_call_without_any_broker_left_says_how_the_connection_was_lost() -> None:
+def test_call_without_brokers_names_the_lost_connection() -> None:
     harness = TransactionHarness(2, {"max.block.ms": "2000", "metadata.recovery.strategy": "none"}).started()
     harness.send(b"x")
     harness.settle()

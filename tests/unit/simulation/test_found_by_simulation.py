@@ -13,7 +13,7 @@ from spark_kafka_sink.protocol.versions import ApiKey
 _ONE_RECORD_A_BATCH = {"batch.size": 1, "linger.ms": 0, "request.timeout.ms": 1_000, "delivery.timeout.ms": 60_000}
 
 
-def test_a_batch_refused_after_its_answer_was_lost_doubles_none_of_those_behind_it() -> None:
+def test_refusal_after_lost_response_duplicates_no_later_batch() -> None:
     harness = ProducerHarness(_ONE_RECORD_A_BATCH)
     harness.warm_up()
     harness.cluster.on(ApiKey.PRODUCE, faults.lose_response(), times=3)  # all three are in the log, and nobody says so
@@ -27,7 +27,7 @@ def test_a_batch_refused_after_its_answer_was_lost_doubles_none_of_those_behind_
     assert harness.values() == [b"first", b"second", b"third"]
 
 
-def test_a_gap_before_a_later_batch_doubles_no_earlier_one_whose_fate_is_unknown() -> None:
+def test_gap_duplicates_no_earlier_batch_of_unknown_outcome() -> None:
     harness = ProducerHarness(_ONE_RECORD_A_BATCH)
     harness.warm_up()
     harness.cluster.on(ApiKey.PRODUCE, answer_with(ErrorCode.request_timed_out), times=1)  # in the log
@@ -44,7 +44,7 @@ def test_a_gap_before_a_later_batch_doubles_no_earlier_one_whose_fate_is_unknown
     assert harness.values() == [b"first", b"third"]
 
 
-def test_no_batch_goes_so_far_ahead_that_the_leader_forgets_one_whose_answer_is_lost() -> None:
+def test_window_keeps_batch_with_lost_response_at_leader() -> None:
     harness = ProducerHarness(_ONE_RECORD_A_BATCH)
     harness.warm_up()
     # The first is in the log and nobody says so, twice; the four with it, and then four more, are acknowledged.
@@ -59,7 +59,7 @@ def test_no_batch_goes_so_far_ahead_that_the_leader_forgets_one_whose_answer_is_
     assert harness.values() == values
 
 
-def test_records_that_a_close_gives_up_are_told_of_in_the_order_in_which_they_were_sent() -> None:
+def test_close_reports_abandoned_records_in_send_order() -> None:
     harness = ProducerHarness(_ONE_RECORD_A_BATCH, topics={"flights": 4})
     harness.warm_up()
     told: list[int] = []

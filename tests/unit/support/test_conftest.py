@@ -5,5 +5,5 @@ from __future__ import annotations
 from hypothesis import settings
 
 
-def test_no_example_of_a_property_fails_because_the_machine_stalls_in_it() -> None:
+def test_stalled_machine_fails_no_hypothesis_example() -> None:
     assert settings().deadline is None

@@ -43,7 +43,7 @@ def test_a_record_that_is_missing_is_lost() -> None:
     assert kinds(History(sent, reads[1:])) == {Kind.LOST}
 
 
-def test_a_record_that_is_read_twice_is_doubled_unless_that_is_allowed() -> None:
+def test_record_read_twice_is_doubled_unless_allowed() -> None:
     sent, reads = plain()
     more = [*reads, reads[0]._replace(offset=99)]
     assert kinds(History(sent, more)) == {Kind.DOUBLED}
@@ -136,14 +136,14 @@ def test_one_that_never_ended_is_too() -> None:
     assert kinds(History(sent, reads, reads, {"tx0": Outcome.YES})) == {Kind.ABORTED_READ}
 
 
-def test_one_of_unknown_end_is_seen_whole_or_not_at_all() -> None:
+def test_transaction_of_unknown_end_is_seen_wholly_or_not() -> None:
     sent, reads, transactions = transactional(Outcome.UNKNOWN)
     assert kinds(History(sent, reads, reads, transactions)) == set()
     half = [read for read in reads if int(read.value) < 9]
     assert kinds(History(sent, half, reads, transactions)) == {Kind.TORN}
 
 
-def test_a_committed_transaction_with_a_record_missing_is_torn_and_the_record_lost() -> None:
+def test_committed_transaction_with_missing_record_is_torn() -> None:
     sent, reads, transactions = transactional(Outcome.YES)
     found = History(sent, reads[:-1], reads, transactions).anomalies()
     assert {anomaly.kind for anomaly in found} == {Kind.TORN, Kind.LOST}

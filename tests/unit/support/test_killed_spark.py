@@ -21,7 +21,7 @@ def overriding() -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
 
 
 @pytest.mark.parametrize(("method", "overridden"), overriding(), ids=lambda each: each.__qualname__)
-def test_a_stand_in_takes_what_the_method_takes_that_it_overrides(
+def test_overrides_take_the_arguments_of_their_methods(
     method: Callable[..., Any], overridden: Callable[..., Any]
 ) -> None:
     assert list(inspect.signature(method).parameters) == list(inspect.signature(overridden).parameters)

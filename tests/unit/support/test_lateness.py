@@ -14,9 +14,7 @@ PAUSE_S = 60
 
 
 @pytest.mark.parametrize(("passes_s", "own_s"), [(1, 1), (PAUSE_S, PAUSE_S), (PAUSE_S + 3, PAUSE_S)])
-def test_a_stall_that_ends_with_the_block_is_seen_though_the_thread_wakes_after_it(
-    monkeypatch: pytest.MonkeyPatch, passes_s: int, own_s: int
-) -> None:
+def test_stall_at_the_end_of_block_is_counted(monkeypatch: pytest.MonkeyPatch, passes_s: int, own_s: int) -> None:
     clock = FakeClock()
     monkeypatch.setattr(lateness, "_PAUSE_S", PAUSE_S)
     monkeypatch.setattr(lateness, "time", SimpleNamespace(monotonic=lambda: clock.now_ms() / 1_000))

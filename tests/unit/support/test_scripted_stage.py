@@ -17,7 +17,7 @@ class Slow:
 
 
 @pytest.mark.parametrize(("late_s", "is_in_time"), [(0.25, True), (0.05, False)])
-def test_what_the_machine_was_late_is_no_part_of_what_a_record_may_take(
+def test_lateness_of_machine_does_not_count_for_records(
     monkeypatch: pytest.MonkeyPatch, late_s: float, is_in_time: bool
 ) -> None:
     class Late(Stopwatch):
