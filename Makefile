@@ -1,10 +1,10 @@
-# make demo   the main job on real input, into an embedded broker
-# make test   format, lint, types, and the tests, in ten minutes; make test-all also those that take minutes each,
-#             and the kernel's under sanitizers (make sanitizers)
-# make faults every row of the fault matrix; SEEDS=20 tries the rows that kill and freeze brokers with so many seeds,
-#             KILLS=200 so many deaths of a driver of exactly-once delivery
-# make soak   producers at work while brokers are killed and cut off; MINUTES=10 SEED=1
-# All set themselves up; Python 3.11+ and Java 17+ are all they need.
+# make demo    runs the main job on real input, into an embedded broker
+# make test    checks format, lint and types, and runs the quick tests, in ten minutes
+# make test-all also runs the slow tests, and those of the kernel under sanitizers (make sanitizers)
+# make faults  runs every row of the fault matrix. SEEDS=20 runs the rows that kill and freeze brokers with 20 seeds.
+#              KILLS=200 kills a driver of exactly-once delivery 200 times.
+# make soak    runs producers while brokers are killed and disconnected; MINUTES=10 SEED=1
+# Each target sets itself up. It needs Python 3.11 or newer, and Java 17 or newer.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -30,7 +30,7 @@ $(SETUP): setup.cfg setup.py pyproject.toml constraints.txt $(KERNEL) spark_kafk
 demo: $(SETUP)
 	$(BIN)/python jobs/demo.py
 
-# Two parts at a time, the longest first, so that both processors have work until the end.
+# Run two parts at a time, the longest first, so that both processors have work until the end.
 test: $(SETUP)
 	@$(MAKE) --no-print-directory -j2 --output-sync=line \
 	    check integration-brokers unit integration-spark integration-jobs loopback faults-quick
@@ -48,9 +48,9 @@ unit: $(SETUP)
 loopback: $(SETUP)
 	$(BIN)/python -m pytest tests/loopback -q
 
-# The tests of the compiled kernel, and those of rows that it takes, under AddressSanitizer and UBSan, which end the run at the
-# first fault. Python and Arrow take each buffer from malloc, so that the sanitizer sees a byte too far. It does not look for
-# leaks, because Python keeps memory until it ends.
+# Run the tests of the compiled kernel, and of the rows that it takes, under AddressSanitizer and UBSan. They end the run at the
+# first fault. Python and Arrow take each buffer from malloc, so that the sanitizer finds accesses beyond its end. It does not
+# look for leaks, because Python keeps memory until it ends.
 SANITIZED := build/sanitizers/_kernel.abi3.so
 sanitizers: $(SETUP)
 	@gcc -print-file-name=libasan.so | grep -q / || { echo "make sanitizers needs gcc with libasan"; exit 1; }
@@ -74,7 +74,7 @@ integration-spark: $(SETUP)
 integration-jobs: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/jobs tests/integration/test_readme_examples.py -q -m 'not slow'
 
-# What takes minutes (beside Spark's own sink, on clusters, killed and started again), and the scripts of benchmarks/.
+# Run the tests that take minutes (beside Spark's own sink, on clusters, with kills and restarts), and the scripts of benchmarks/.
 integration-slow: $(SETUP)
 	$(BIN)/python -m pytest tests/unit -q -m slow
 	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink -q -m slow
@@ -83,18 +83,17 @@ integration-slow: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/deploy -q
 	$(BIN)/python -m pytest tests/integration/exactly_once --ignore tests/integration/exactly_once/test_kills.py -q
 
-# make test-pyspark PYSPARK=4.1.4   the tests that run on Spark, with another PySpark, in an environment of its own, which has the
-# newest versions that go with that PySpark. 4.1 leaves
-# sockets open, of which Python warns.
+# make test-pyspark PYSPARK=4.1.4 runs the tests on Spark with another PySpark. It has its own environment, with the newest
+# versions that fit this PySpark. PySpark 4.1 leaves sockets open, so warnings of Python about them are ignored.
 test-pyspark: OTHER := .venv-pyspark-$(PYSPARK)
 test-pyspark:
-	@test -n "$(PYSPARK)" || { echo "Which one? make test-pyspark PYSPARK=4.1.4"; exit 2; }
+	@test -n "$(PYSPARK)" || { echo "PYSPARK is missing: make test-pyspark PYSPARK=4.1.4"; exit 2; }
 	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
 	@$(OTHER)/bin/python $(INSTALL) --editable '.[local,test]' 'pyspark[connect]==$(PYSPARK)'
 	$(OTHER)/bin/python -m pytest tests/integration/sink tests/integration/deploy -q -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
 
-# Against a real KDC, on the loopback interface: wants krb5kdc, kdb5_util and kadmin.local (Debian: krb5-kdc krb5-admin-server),
-# and libkrb5-dev for the package gssapi.
+# Run with a real KDC, on the loopback interface. This needs krb5kdc, kdb5_util and kadmin.local (Debian: krb5-kdc
+# krb5-admin-server), and libkrb5-dev for the package gssapi.
 test-kerberos: $(SETUP)
 	@$(BIN)/python $(PINNED) --editable '.[local,test,engine,kerberos]'
 	$(BIN)/python -m pytest tests/integration/producer -q -m kerberos
@@ -111,7 +110,7 @@ soak: $(SETUP)
 	@$(BIN)/python $(PINNED) --editable '.[local,test,engine,benchmark]'
 	PYTHONPATH=.:tests $(BIN)/python tests/faults/soak.py --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
-# In an environment without the packages of tests, as users have it: hypothesis alone is 7 MB of every worker.
+# Measure in an environment without the packages of tests, as users have it. Such packages take memory in every worker.
 MEASURED := .venv-benchmark
 measured:
 	@test -x $(MEASURED)/bin/python || $(PYTHON) -m venv $(MEASURED)
@@ -120,19 +119,19 @@ measured:
 benchmark: measured
 	$(MEASURED)/bin/python benchmarks/benchmark.py
 
-# make compare BEFORE=HEAD~10   KafkaSink.write of this tree against that of another commit, by turns, in five cells (40 minutes)
+# make compare BEFORE=HEAD~10 compares KafkaSink.write of this tree with that of another commit, by turns, in five cells (40 minutes).
 compare: measured
-	@test -n "$(BEFORE)" || { echo "Which commit? make compare BEFORE=HEAD~10"; exit 2; }
+	@test -n "$(BEFORE)" || { echo "BEFORE is missing: make compare BEFORE=HEAD~10"; exit 2; }
 	$(MEASURED)/bin/python benchmarks/compare_trees.py $(BEFORE)
 
 microbenchmark: $(SETUP)
 	$(BIN)/python benchmarks/microbenchmark.py
 
-# What a batch of exactly-once delivery costs: requests, bytes, control records, latency (docs/performance.md).
+# Measure what a batch of exactly-once delivery costs: requests, bytes, control records, latency (docs/performance.md).
 exactly-once-cost: $(SETUP)
 	$(BIN)/python benchmarks/exactly_once_cost.py
 
-# The newest versions that setup.cfg allows, into constraints.txt. Run all tests before you commit the file.
+# Write the newest versions that setup.cfg allows into constraints.txt. Run all tests before you commit the file.
 constraints: FRESH := build/constraints
 constraints:
 	@rm -rf $(FRESH) && $(PYTHON) -m venv $(FRESH)

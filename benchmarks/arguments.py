@@ -1,4 +1,4 @@
-"""What jobs take on their command lines, refused at once where it is of no use: some of them work for an hour first."""
+"""Checks of command-line arguments. A benchmark refuses a wrong one at once, because it may run for an hour first."""
 
 from __future__ import annotations
 

@@ -5,20 +5,22 @@
     python benchmarks/benchmark.py --cells keyed-lz4-4-100 --contenders jvm,write --security PLAINTEXT,SSL
     python benchmarks/benchmark.py --cells all --latency --json benchmark.json --plot benchmark
 
-A cell is keys, codec, partitions and bytes of a value. In every cell the contenders take turns, `--rounds` times; each
-time one gets a new process and a new topic, writes for `--warm-up` seconds, as what streams for hours has, and then
-`--runs` timed runs, of the same rows that Spark makes as they are asked for. The medians of all timed runs are shown,
-and their ratios to Spark's JVM sink in the same cell: the rates depend on the machine, the ratios less. All share one
-embedded broker, on the same processors; its JVM has the flags of Kafka's own start script, as users' brokers have, and
-not those of a test's quick start, which makes TLS slow. Before every cell processes that are not counted write to it
-until its compilers rest, as those of a broker in use do. With --security SSL the contenders write over TLS; tables
-compare that with PLAINTEXT if both are measured. Processor seconds are those of the client (Spark's JVM and its Python
-workers), without the broker. Each topic must hold as many records as were written. What fails is told and left out, and
-the job then exits 1.
+A cell is a combination of keys, codec, partitions and bytes of a value. In every cell the contenders take turns,
+`--rounds` times. A turn has a new process and a new topic. The process writes for `--warm-up` seconds, because a stream
+that has run for hours is warm too. Then it makes `--runs` timed runs, of the same rows, which Spark generates on
+demand. The tables show the medians of all timed runs, and their ratios to Spark's JVM sink in the same cell. The rates
+depend on the machine, the ratios less.
 
-Every client has its own default settings but for the codec; `--option` sets one for all. --latency measures
-micro-batches of 1,000 rows as well, --plot draws (PNG and SVG). Contenders whose package is not installed are left out:
-pip install 'spark-kafka-sink[benchmark]'
+All contenders share one embedded broker, on the same processors. Its JVM has the flags of Kafka's own start script, as
+users' brokers have. The flags for a quick start in tests would make TLS slow. Before every cell, processes that do not
+count write to the broker until its compilers rest, as those of a broker in use do. With --security SSL the contenders
+write over TLS. The tables compare that with PLAINTEXT if both are measured. Processor seconds are those of the client
+(Spark's JVM and its Python workers), without the broker. Each topic must contain as many records as were written. The
+script prints failures, leaves out the failed processes, and then exits with 1.
+
+Every client has its own default settings, except for the codec. `--option` sets a setting for all. --latency also
+measures micro-batches of 1,000 rows. --plot draws the figures (PNG and SVG). Contenders without their package are left
+out: pip install 'spark-kafka-sink[benchmark]'
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ WORKER = Path(__file__).with_name("contenders.py")
 BASE = "jvm"
 LATENCY_ROWS = 1000
 AT_REST = 0.03
-"""Of a processor, what a broker's compilers take that has been in use for long."""
+"""The share of a processor that the compilers of a broker take after a long time in use."""
 MOST_WARM_UPS = 8
 BROKER_NOTE = (
     "one node, on the same machine, with the JVM flags of Kafka's start script (every compiler, G1, 1 GB heap)"
@@ -73,15 +75,15 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 class MeasurementError(Exception):
-    """A contender failed, or its topic does not hold what it wrote."""
+    """A contender failed, or its topic does not contain the records that it wrote."""
 
 
 # ---- measuring -----------------------------------------------------------------------------------------------------
 
 
 def run_process(work: Assignment, timeout_s: float, package: Path | None = None) -> list[dict[str, float]]:
-    """Return what a contender's process printed. It imports the sink from the folder `package`, if one is given. Raises
-    MeasurementError with the end of its log.
+    """Run a contender's process, and return the lines that it printed. The process imports the sink from the folder
+    `package`, if one is given. Raises MeasurementError with the end of its log.
     """
     command = [sys.executable, str(WORKER), work.as_json()]
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -110,7 +112,7 @@ def run_process(work: Assignment, timeout_s: float, package: Path | None = None)
 
 
 class Bench:
-    """Runs contenders' processes. `jars` are those of Spark's sink, `authority_file` is of the broker's certificate.
+    """Runs contenders' processes. `jars`: those of Spark's sink. `authority_file`: the broker's authority, in PEM.
     `compiled_s` returns the seconds that each of the broker's compilers has taken. The processes import the sink from
     the folder `package`, if one is given.
     """
@@ -132,8 +134,8 @@ class Bench:
         self._package = package
 
     def warm_up(self, rate: Rate) -> None:
-        """For the broker, until its compilers rest: what this contender tells is not kept. If it fails it does so
-        again, and is told then.
+        """Warm the broker until its compilers rest. The results of this contender do not count. If it fails, it fails
+        again in a round that counts, which reports it.
         """
         for _ in range(MOST_WARM_UPS):
             before, started = self._compiled_s(), time.perf_counter()
@@ -143,22 +145,22 @@ class Bench:
                 break
 
     def rate(self, rate: Rate) -> None:
-        """One process more of this contender in this cell."""
+        """Run one more process of this contender in this cell."""
         contender, cell = CONTENDERS[rate.contender], Cell.parse(rate.cell)
         topic = f"{rate.cell}-{rate.contender}-{uuid.uuid4().hex[:6]}"
         runs = self._settings.runs
         work = self._assignment(rate, topic, rate.records, runs, contender.needs_jars)
-        told = self._on_topic(work, cell.partitions, rate if contender.sends else None)
-        rate.runs += [Timed(line["seconds"], line["cpu_s"]) for line in told if "seconds" in line]
-        rate.worker_peak_bytes = max(rate.worker_peak_bytes, int(told[-1]["worker_peak_bytes"]))
+        printed = self._on_topic(work, cell.partitions, rate if contender.sends else None)
+        rate.runs += [Timed(line["seconds"], line["cpu_s"]) for line in printed if "seconds" in line]
+        rate.worker_peak_bytes = max(rate.worker_peak_bytes, int(printed[-1]["worker_peak_bytes"]))
 
     def latency(self, latency: Latency) -> None:
-        """One process more of this stream."""
+        """Run one more process of this stream."""
         topic = f"latency-{latency.contender}-{uuid.uuid4().hex[:6]}"
         stream, batches = STREAMS[latency.contender], self._settings.batches
         work = self._assignment(latency, topic, LATENCY_ROWS, batches, stream.needs_jars)
-        told = self._on_topic(work, Cell.parse(latency.cell).partitions, None)
-        latency.add_batch_ms += [line["add_batch_ms"] for line in told if "add_batch_ms" in line]
+        printed = self._on_topic(work, Cell.parse(latency.cell).partitions, None)
+        latency.add_batch_ms += [line["add_batch_ms"] for line in printed if "add_batch_ms" in line]
 
     def _assignment(
         self, measured: Rate | Latency, topic: str, records: int, runs: int, needs_jars: bool
@@ -183,17 +185,17 @@ class Bench:
         try:
             warm_topic(self._broker, work.topic, partitions)
             try:
-                told = run_process(work, self._settings.timeout, self._package)
+                printed = run_process(work, self._settings.timeout, self._package)
                 if counted is not None:
-                    self._count(work, partitions, int(told[-1]["warm_ups"]), counted)
+                    self._count(work, partitions, int(printed[-1]["warm_ups"]), counted)
             except MeasurementError:
-                with suppress(KafkaError):  # why it failed is what matters
+                with suppress(KafkaError):  # the first error matters more
                     self._broker.delete_topic(work.topic)
                 raise
             self._broker.delete_topic(work.topic)
         except KafkaError as error:
             raise MeasurementError(f"{work.contender} in {work.cell}, its topic: {error}") from error
-        return told
+        return printed
 
     def _count(self, work: Assignment, partitions: int, warm_ups: int, counted: Rate) -> None:
         found = count_records(self._broker.bootstrap_servers, work.topic) - partitions
@@ -202,12 +204,12 @@ class Bench:
         counted.records_expected += expected
         if found != expected:
             raise MeasurementError(
-                f"{work.contender} in {work.cell}: its topic holds {found:,} records of {expected:,}"
+                f"{work.contender} in {work.cell}: its topic contains {found:,} records of {expected:,}"
             )
 
 
 class Failures:
-    """Processes that failed, or whose topic does not hold what they wrote."""
+    """Failed processes, and processes whose topic does not contain the records that they wrote."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -226,15 +228,15 @@ def measure(
     authority_file: Path | None = None,
     compiled_s: Callable[[], Mapping[int, float]] = dict,
 ) -> dict[str, Any]:
-    """All that is asked for, as it goes into the JSON file; tables are printed on the way. What fails is told in
-    `failures`, and the others are measured all the same. `authority_file`: of the certificate of the listener SSL.
-    `compiled_s`: the seconds that each of the broker's compilers has taken.
+    """Measure every cell and contender, print tables on the way, and return the figures for the JSON file. `failures`
+    in it lists failed processes; the measurement goes on after them. `authority_file`: that of the listener SSL.
+    `compiled_s` returns the seconds that each of the broker's compilers has taken.
     """
     asked = list(itertools.product(settings.cells, settings.contenders))
     absent = {(cell, name): missing_packages(CONTENDERS[name], Cell.parse(cell).codec) for cell, name in asked}
     for (cell, name), packages in absent.items():
         if packages:
-            console.print(f"{cell}: {CONTENDERS[name].title} is left out, without {' and '.join(packages)}")
+            console.print(f"{cell}: {CONTENDERS[name].title} is left out: {' and '.join(packages)} is not installed")
     needs_jars = BASE in settings.contenders or (settings.latency and BASE in settings.streams)
     bench = Bench(broker, settings, fetch_jars(JVM_SINK_LOCK) if needs_jars else (), authority_file, compiled_s)
     rates: list[dict[str, Any]] = []
@@ -296,8 +298,8 @@ def machine() -> dict[str, Any]:
 
 
 def ratios(rate: Rate, rates: Sequence[Rate]) -> dict[str, float]:
-    """To Spark's JVM sink in the same cell and with the same security; with TLS, to the same contender without it.
-    Without those that were not measured.
+    """Return the ratios to Spark's JVM sink in the same cell and with the same security; with TLS, also to the same
+    contender without TLS. A ratio to something that was not measured is left out.
     """
     found = {}
     by_key = {(other.cell, other.contender, other.security): other for other in rates}
@@ -331,7 +333,7 @@ def names_of(known: Mapping[str, object]) -> Callable[[str], list[str]]:
 
 
 class Option(argparse.Action):
-    """NAME=VALUE pairs into a mapping."""
+    """Collect NAME=VALUE pairs in a mapping."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         name, equals, value = values.partition("=")
@@ -341,16 +343,16 @@ class Option(argparse.Action):
 
 
 def add_measuring_arguments(parser: argparse.ArgumentParser, *, records: int, rounds: int, of_a_round: str) -> None:
-    """Add what is measured, and how long."""
+    """Add the arguments for what to measure, and for how long."""
     cells = ",".join(CELLS)
     parser.add_argument("--cells", type=cell_names, default=cells, help="separated by commas, or all [%(default)s]")
-    parser.add_argument("--records", type=at_least_one, default=records, help="of a run [%(default)s]")
+    parser.add_argument("--records", type=at_least_one, default=records, help="records of a run [%(default)s]")
     parser.add_argument("--rounds", type=at_least_one, default=rounds, help=f"{of_a_round} [%(default)s]")
     parser.add_argument("--runs", type=at_least_one, default=2, help="timed runs of each process [%(default)s]")
     parser.add_argument(
         "--warm-up", type=seconds, default=20, help="seconds that each process writes before it is timed [%(default)s]"
     )
-    parser.add_argument("--cores", type=at_least_one, default=2, help="of Spark [%(default)s]")
+    parser.add_argument("--cores", type=at_least_one, default=2, help="cores of Spark [%(default)s]")
     parser.add_argument("--timeout", type=seconds, default=900, help="seconds for a process [%(default)s]")
     parser.add_argument("--option", action=Option, default={}, metavar="NAME=VALUE", help="setting of every producer")
     parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write all figures there")
@@ -359,17 +361,19 @@ def add_measuring_arguments(parser: argparse.ArgumentParser, *, records: int, ro
 def argument_parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = ",".join(CONTENDERS)
-    parser.add_argument("--contenders", type=names_of(CONTENDERS), default=every, help="[%(default)s]")
+    parser.add_argument(
+        "--contenders", type=names_of(CONTENDERS), default=every, help="separated by commas [%(default)s]"
+    )
     parser.add_argument(
         "--security",
         type=names_of(SECURITY),
         default="PLAINTEXT",
-        help="PLAINTEXT, SSL or both, by turns and compared [%(default)s]",
+        help="PLAINTEXT, SSL or PLAINTEXT,SSL, which compares them by turns [%(default)s]",
     )
     add_measuring_arguments(parser, records=8_000_000, rounds=2, of_a_round="processes of each contender")
-    parser.add_argument("--latency", action="store_true", help="measure micro-batches too, of the first cell's kind")
+    parser.add_argument("--latency", action="store_true", help="also measure micro-batches, in the first cell")
     every = ",".join(STREAMS)
-    parser.add_argument("--streams", type=names_of(STREAMS), default=every, help="for --latency [%(default)s]")
+    parser.add_argument("--streams", type=names_of(STREAMS), default=every, help="streams for --latency [%(default)s]")
     parser.add_argument("--batches", type=at_least_one, default=60, help="timed micro-batches [%(default)s]")
     parser.add_argument("--plot", type=path_in_a_folder, metavar="STEM", help="draw STEM.png and STEM.svg")
     return parser
@@ -399,9 +403,9 @@ def save(results: Mapping[str, Any], settings: argparse.Namespace) -> None:
 def main(arguments: Sequence[str]) -> int:
     settings = parse_arguments(arguments)
     if not Path("/proc/self/stat").exists():
-        console.print("[bold red]Processor time and memory are read from /proc: this job needs Linux.[/]")
+        console.print("[bold red]This job needs Linux: it reads processor time and memory from /proc.[/]")
         return 2
-    # A new topic refuses the first batches now and then; they are sent again, which the records counted show.
+    # A new topic sometimes refuses the first batches. They are sent again, and the records are counted.
     logging.getLogger("spark_kafka_sink").setLevel(logging.ERROR)
     console.print(f"Broker: Kafka {CURRENT.version}, {BROKER_NOTE}")
     try:
@@ -419,6 +423,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # By itself SIGTERM leaves the process of a contender behind, which goes on writing.
+    # Without a handler SIGTERM would leave the process of a contender running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(sys.argv[1:]))

@@ -15,8 +15,8 @@ from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP
 
 
 def secured_listener(folder: Path) -> BrokerSecurity:
-    """A listener SSL. Its key and certificate, for the loopback interface and for a day, are written to `folder`; the
-    certificate stands for itself, and so `truststore` is what clients are to trust.
+    """Return the security of a listener SSL, with a key and a certificate in `folder`, for the loopback interface and
+    one day. The certificate is self-signed: clients trust the file `truststore`.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -41,7 +41,7 @@ def secured_listener(folder: Path) -> BrokerSecurity:
 
 
 class Broker(Protocol):
-    """EmbeddedKafka; without TLS an Admin does too."""
+    """The part of EmbeddedKafka that a benchmark uses. Without TLS an Admin has it too."""
 
     @property
     def bootstrap_servers(self) -> str: ...
@@ -56,17 +56,16 @@ class Broker(Protocol):
 
 
 QUICK_DELETION: Final = {"log.segment.delete.delay.ms": 1000, "log.retention.check.interval.ms": 1000}
-"""The broker deletes old segments before they reach the disk, and so frees the memory that they take."""
+"""The broker deletes old segments before they reach the disk, which frees their memory."""
 KEPT: Final = {"segment.bytes": 64 << 20, "retention.bytes": 64 << 20}
-"""Of each partition, by the broker that the benchmark starts: what a process writes in a minute, several gigabytes,
-would have the kernel slow its writers down until the disk has caught up, and disks would be compared. With 200
-partitions none comes to a segment, and nothing is deleted: with segments that are small enough for it so many begin
-that a producer makes half of its rate.
+"""Limits of each partition. Without them a process writes several gigabytes in a minute, the kernel slows the writers
+down to the speed of the disk, and the benchmark compares disks. With 200 partitions no segment gets full, and nothing
+is deleted. Smaller segments would change that, but the many new segments halve the rate of a producer.
 """
 
 
 def warm_topic(broker: Broker, topic: str, partitions: int) -> None:
-    """Create a topic and write every partition once: the first append to one opens its files."""
+    """Create a topic and write to every partition once, because the first append opens the files of a partition."""
     broker.create_topic(topic, partitions=partitions, config=KEPT)
     producer = KafkaProducer({"bootstrap.servers": broker.bootstrap_servers, "client.id": "benchmark"})
     try:

@@ -11,7 +11,7 @@ from typing import Self
 CODECS = ("none", "gzip", "lz4", "zstd", "snappy")
 KEYS = 100_003
 ID_START, AMOUNT_START, KEY_START = 1_000_000_000, 100_000, 10_000_000_000
-"""So that every number has as many digits as this one."""
+"""Every number has as many digits as this one."""
 START_BYTES = len(f'{{"id":{ID_START},"amount":{AMOUNT_START}')
 FILLING = (
     ',"customer":{"name":"Ada Example","street":"12 Some Street","town":"Elsewhere"},"items":[{"sku":"A-1000",'
@@ -21,7 +21,7 @@ FILLING = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination that is measured; as text keyed-lz4-4-100: codec, partitions, bytes of a value."""
+    """One combination to measure. As text: keyed-lz4-4-100 (keys, codec, partitions, bytes of a value)."""
 
     is_keyed: bool
     codec: str
@@ -46,34 +46,34 @@ class Cell:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one process is to do."""
+    """The work of one process."""
 
     contender: str
     cell: str
     servers: str
     topic: str
     records: int
-    """Of each run; in a measurement of latency, of each micro-batch."""
+    """Records of each run; for latency, of each micro-batch."""
     runs: int
-    """Timed ones. In a measurement of latency, micro-batches."""
+    """Timed runs; for latency, timed micro-batches."""
     warm_up_s: float
-    """Seconds of writing before the timed runs, in runs as they are: at least one."""
+    """Seconds of writing before the timed runs, in whole runs, at least one."""
     cores: int
     jars: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
-    """Producer settings by Kafka's names, over each client's own defaults."""
+    """Producer settings by Kafka's names, which replace each client's own defaults."""
     is_latency: bool = False
     authority_file: str = ""
-    """Whose certificates are trusted, in PEM; with one `servers` speak TLS."""
+    """A PEM file with the certificates to trust. Empty: without TLS."""
 
     def settings(self, authority: str) -> dict[str, str]:
-        """`authority`: what the client calls the file of those it trusts."""
+        """Return the settings of a client. `authority` is the client's name for the file of certificates to trust."""
         tls = {"security.protocol": "SSL", authority: self.authority_file} if self.authority_file else {}
         codec = Cell.parse(self.cell).codec
         return {"bootstrap.servers": self.servers, "compression.type": codec, **tls, **self.options}
 
     def sink_options(self) -> dict[str, str]:
-        """For Spark's sink and for ours."""
+        """Return the options of Spark's sink and of this one."""
         store = {"ssl.truststore.type": "PEM"} if self.authority_file else {}
         settings = store | self.settings("ssl.truststore.location")
         return {"topic": self.topic} | {f"kafka.{name}": value for name, value in settings.items()}
@@ -83,8 +83,8 @@ class Assignment:
 
 
 def columns(cell: Cell, number: str) -> list[str]:
-    """SQL of the records' columns from a row number. Keys are 20 characters; a value is `value_bytes` of JSON text
-    that compresses as such text does. Numbers of one width need no padding, which would cost more than a sink does.
+    """Return SQL for the records' columns from a row number. A key has 20 characters. A value is `value_bytes` of JSON
+    text, which compresses as such text does. All numbers have one width, because padding would cost more than a sink.
     """
     start = f"""'{{"id":', {ID_START} + {number}, ',"amount":', {AMOUNT_START} + {number} * 7919 % 99991"""
     filling = (FILLING * (cell.value_bytes // len(FILLING) + 1))[: cell.value_bytes - START_BYTES]
@@ -100,4 +100,4 @@ ALL_CELLS = tuple(
     )
 )
 SECURITY: Mapping[str, str] = {"PLAINTEXT": "without TLS", "SSL": "TLS"}
-"""Kafka's security.protocol → as tables say it."""
+"""Kafka's security.protocol → its name in tables."""

@@ -4,14 +4,14 @@
     python benchmarks/compare_trees.py HEAD~10 --after HEAD~5                two commits, without this tree's changes
     python benchmarks/compare_trees.py HEAD~10 --cells keyed-lz4-4-100 --records 100000 --rounds 2 --warm-up 0
 
-The script builds the package of both commits, each in a folder of its own under build/compare/, and keeps it there for
-the next time. AFTER is this working tree with its changes, but without files that git does not track. Both packages run
-with the libraries of this environment and with this tree's contenders: only the package differs.
+The script builds the package of both commits, each in its own folder under build/compare/, and keeps it there for the
+next time. AFTER is this working tree with its changes, without files that git does not track. Both packages run with
+the libraries of this environment and with this tree's contenders: only the package differs.
 
-On one broker the two take turns: before and after, after and before, `--rounds` times in every cell. A turn is a new
-process that writes to a new topic, as in benchmarks/benchmark.py: it warms up, and then makes `--runs` timed runs. Each
-topic must hold as many records as were written. A round's ratio is after / before, of the medians of the timed runs.
-The table shows medians over the rounds, and for the ratios the lowest and the highest too.
+The two take turns on one broker: before and after, after and before, `--rounds` times in every cell. A turn is a new
+process that writes to a new topic, as in benchmarks/benchmark.py. It warms up, and then makes `--runs` timed runs. Each
+topic must contain as many records as were written. The ratio of a round is after / before, of the medians of the timed
+runs. The table shows medians over the rounds, and the lowest and highest ratio.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 
 
 def output_of(*command: str | Path) -> str:
-    """Raises MeasurementError with what the command printed on stderr, if it fails."""
+    """Run a command, and return its stdout. Raises MeasurementError with its stderr, if it fails."""
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise MeasurementError(f"{' '.join(map(str, command))} failed:\n{done.stderr.strip()}")
@@ -65,7 +65,7 @@ def output_of(*command: str | Path) -> str:
 
 
 def commit_of_working_tree() -> str:
-    """A commit of the tracked files as they are; the last commit if nothing was changed. Changes no branch or file."""
+    """Return a commit of the tracked files with their changes, or the last commit. Changes no branch or file."""
     return output_of("git", "stash", "create") or "HEAD"
 
 
@@ -118,7 +118,7 @@ class Round(NamedTuple):
 
 
 def rounds_of(count: int, new_rate: Callable[[], Rate], before: Bench, after: Bench) -> Iterator[Round]:
-    """Every second round begins with `after`, so that a drift of the machine falls on both alike."""
+    """Yield rounds. Every second one begins with `after`, so that a drift of the machine affects both alike."""
     for number in range(count):
         turn = Round(new_rate(), new_rate())
         turns = [(before, turn.before), (after, turn.after)]
@@ -133,7 +133,7 @@ def measure(
     packages: tuple[Path, Path],
     compiled_s: Callable[[], Mapping[int, float]] = dict,
 ) -> dict[str, list[Round]]:
-    """The rounds of each cell. Raises MeasurementError if a process fails."""
+    """Measure the rounds of each cell. Raises MeasurementError if a process fails."""
     before, after = (Bench(broker, settings, (), None, compiled_s, package) for package in packages)
     found: dict[str, list[Round]] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -153,7 +153,7 @@ def measure(
     return found
 
 
-# ---- what it shows ---------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
 def with_spread(ratios: Sequence[float]) -> str:
@@ -179,7 +179,7 @@ def table_of(rounds: Mapping[str, Sequence[Round]]) -> Table:
 def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", metavar="BEFORE", help="a commit")
-    parser.add_argument("--after", metavar="COMMIT", help="instead of this working tree")
+    parser.add_argument("--after", metavar="COMMIT", help="a commit to measure instead of this working tree")
     parser.add_argument("--contender", choices=OURS, default="write", help="[%(default)s]")
     add_measuring_arguments(parser, records=4_000_000, rounds=5, of_a_round="turns of each package")
     return parser

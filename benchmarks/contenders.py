@@ -1,7 +1,7 @@
-"""The contenders of benchmarks/benchmark.py. As a script: one contender in a process of its own.
+"""The contenders of benchmarks/benchmark.py. As a script: one contender in its own process.
 
-Reads one assignment, JSON, from the command line. Prints a line of JSON for each timed run and one for the workers.
-Processor time and memory come from /proc, so it runs on Linux only.
+The script reads one assignment, as JSON, from the command line. It prints a line of JSON for each timed run, and one
+for the workers. It reads processor time and memory from /proc, so it runs only on Linux.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Process:
-    """A line of /proc: see proc_pid_stat(5)."""
+    """A process in /proc: see proc_pid_stat(5)."""
 
     pid: int
     parent: int
     cpu_s: float
-    """Of its own and of the children that it has waited for."""
+    """Processor seconds of the process, and of the children that it has waited for."""
 
 
 def processes() -> dict[int, Process]:
@@ -49,15 +49,15 @@ def processes() -> dict[int, Process]:
 
 
 def own_tree() -> list[Process]:
-    """This process, the JVM that it started, the daemon and the workers of that."""
-    everybody = processes()
+    """Return this process, its JVM, and the daemon and the Python workers of that JVM."""
+    every = processes()
 
     def is_ours(pid: int) -> bool:
-        while pid in everybody and pid != os.getpid():
-            pid = everybody[pid].parent
+        while pid in every and pid != os.getpid():
+            pid = every[pid].parent
         return pid == os.getpid()
 
-    return [process for pid, process in everybody.items() if is_ours(pid)]
+    return [process for pid, process in every.items() if is_ours(pid)]
 
 
 def cpu_seconds() -> float:
@@ -65,7 +65,7 @@ def cpu_seconds() -> float:
 
 
 def compiler_seconds(pid: int) -> dict[int, float]:
-    """What a JVM's threads that compile have taken, by thread: they come and go with the work."""
+    """Return the processor seconds of each compiler thread of a JVM, which starts and ends them on demand."""
     found = {}
     for path in Path(f"/proc/{pid}/task").glob("[0-9]*/stat"):
         line = read(path)
@@ -75,12 +75,12 @@ def compiler_seconds(pid: int) -> dict[int, float]:
 
 
 def seconds_since(before: Mapping[int, float], now: Mapping[int, float]) -> float:
-    """What the threads that are there now have taken since `before`."""
+    """Return the seconds that the threads of `now` have taken since `before`."""
     return sum(seconds - before.get(thread, 0.0) for thread, seconds in now.items())
 
 
 def worker_peak_bytes() -> int:
-    """The highest resident memory that one of Spark's Python workers had; 0 where there is none."""
+    """Return the highest resident memory of one of Spark's Python workers; 0 if there is none."""
     tree = own_tree()
     daemons = {process.pid for process in tree if b"pyspark.daemon" in read(Path(f"/proc/{process.pid}/cmdline"))}
     peaks = [0]
@@ -116,7 +116,7 @@ def data_source(df: DataFrame, work: Assignment) -> None:
 
 
 def noop_source(df: DataFrame, _work: Assignment) -> None:
-    """A Python data source that sends nothing: what none can do without."""
+    """Write to a Python data source that sends nothing. Its cost is the least of any Python data source."""
     register_noop_source(df.sparkSession)
     df.write.format("noop_source").mode("append").save()
 
@@ -163,12 +163,12 @@ def foreach_partition(df: DataFrame, work: Assignment) -> None:
 
 
 def confluent(df: DataFrame, work: Assignment) -> None:
-    """As the package's documentation shows it: a delivery report for every record."""
+    """Write as the package's documentation shows: with a delivery report for every record."""
     _confluent(df, work, {})
 
 
 def confluent_errors_only(df: DataFrame, work: Assignment) -> None:
-    """As who knows librdkafka well may use it: only a record that failed is reported."""
+    """Write with delivery reports for failed records only, as experts of librdkafka may do."""
     _confluent(df, work, {"delivery.report.only.error": True})
 
 
@@ -226,7 +226,7 @@ def kafka_python(df: DataFrame, work: Assignment) -> None:
 
 
 def hand_over(df: DataFrame, _work: Assignment) -> None:
-    """What Spark takes to make the rows and give them to Python, nothing sent, with Spark's own limits of a batch."""
+    """Make the rows and give them to Python, with Spark's own limits of a batch, and send nothing."""
 
     def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -238,7 +238,7 @@ def hand_over(df: DataFrame, _work: Assignment) -> None:
 
 Write = Callable[["DataFrame", Assignment], None]
 IN_MEMORY = 200
-"""Bytes of values up to which a run has all the records that are asked for."""
+"""Bytes of a value. With larger values a run has fewer records."""
 
 
 @dataclass(frozen=True)
@@ -246,17 +246,17 @@ class Contender:
     title: str
     run: Write
     share: float = 1.0
-    """Of the records: the slow ones would take minutes, and their rate does not depend on it."""
+    """Share of the records. Slow contenders would take minutes, and their rate does not depend on the number."""
     needs_jars: bool = False
     packages: tuple[str, ...] = ()
-    """Python packages that it needs besides ours."""
+    """Python packages that it needs in addition to ours."""
     codec_packages: Mapping[str, str] = field(default_factory=dict)
-    """One more for a codec."""
+    """One more package for a codec."""
     sends: bool = True
 
     def records(self, cell: Cell, records: int) -> int:
-        """Of a run, of those asked for: of large values fewer, or a topic would be more than the memory of a machine
-        has room for, and disks would be compared.
+        """Return the records of a run, fewer for large values: a topic that does not fit into memory would make this a
+        comparison of disks.
         """
         return max(1, int(records * self.share * min(1, IN_MEMORY / cell.value_bytes)))
 
@@ -350,7 +350,7 @@ def open_session(work: Assignment) -> SparkSession:
     return builder.getOrCreate()
 
 
-def tell(**result: float) -> None:
+def report(**result: float) -> None:
     print(json.dumps(result), flush=True)
 
 
@@ -365,12 +365,12 @@ def measure_rate(session: SparkSession, work: Assignment) -> None:
         cpu_s, started = cpu_seconds(), time.perf_counter()
         run(df, work)
         seconds = time.perf_counter() - started
-        tell(seconds=seconds, cpu_s=cpu_seconds() - cpu_s)
-    tell(worker_peak_bytes=worker_peak_bytes(), warm_ups=warm_ups)
+        report(seconds=seconds, cpu_s=cpu_seconds() - cpu_s)
+    report(worker_peak_bytes=worker_peak_bytes(), warm_ups=warm_ups)
 
 
 def measure_latency(session: SparkSession, work: Assignment) -> None:
-    """Micro-batches of Spark's generator, one after the other; the first quarter is warm-up."""
+    """Run micro-batches of Spark's generator, one after the other. The first quarter is warm-up."""
     source = session.readStream.format("rate-micro-batch").option("rowsPerBatch", work.records)
     rows = source.option("numPartitions", work.cores).load()
     warm_up = work.runs // 3
@@ -380,16 +380,16 @@ def measure_latency(session: SparkSession, work: Assignment) -> None:
         try:
             for batch_id, milliseconds in batches(query):
                 if batch_id >= warm_up:
-                    tell(add_batch_ms=milliseconds)
+                    report(add_batch_ms=milliseconds)
                 if batch_id + 1 >= warm_up + work.runs:
                     break
         finally:
             query.stop()
-    tell(worker_peak_bytes=worker_peak_bytes())
+    report(worker_peak_bytes=worker_peak_bytes())
 
 
 def batches(query: StreamingQuery) -> Iterator[tuple[int, int]]:
-    """Id and milliseconds of `addBatch` of each micro-batch, as they are done. Raises what ends the query."""
+    """Yield id and milliseconds of `addBatch` of each finished micro-batch. Raises the error that ends the query."""
     next_id = 0
     while not query.awaitTermination(0.05):
         for progress in query.recentProgress:

@@ -1,6 +1,7 @@
-"""What benchmarks/exactly_once_cost.py measures: a cluster behind proxies, and the batches of an exactly-once query as
-`format("kafka_sink")` runs them, but without Spark: the driver and the tasks are in this process, one after the other,
-by the same functions that the data source calls.
+"""The measurements of benchmarks/exactly_once_cost.py: a cluster behind proxies, and batches of exactly-once delivery.
+
+The batches run as with `format("kafka_sink")`, without Spark. The driver and the tasks run in this process, one after
+the other, by the same functions that the data source calls.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 
 VALUE_BYTES = 100
-"""Of the rows whose requests and latencies are measured."""
+"""Bytes of a value in measurements of requests and latencies."""
 BLOCK_ROWS = 10_000
-"""Of the Arrow batches that Spark hands to a data source."""
+"""Rows of the Arrow batches that Spark gives to a data source."""
 PHASES = ("begin", "tasks", "commit")
 OFFSETS_TOPIC, STATE_TOPIC = "__consumer_offsets", "__transaction_state"
 GAINED = ("control records in the topic", "decision topic", OFFSETS_TOPIC, STATE_TOPIC)
@@ -51,12 +52,12 @@ MARKERS_WITHIN_S = 30.0
 
 
 class MeasurementError(Exception):
-    """The brokers do not hold what was written."""
+    """The brokers do not have the records that were written."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A cluster, and the proxies before its brokers."""
+    """A cluster, and the proxies in front of its brokers."""
 
     kafka: EmbeddedKafka
     proxies: Sequence[CountingProxy]
@@ -66,7 +67,7 @@ class Stage:
         return ",".join(proxy.address for proxy in self.proxies)
 
     def counts(self) -> Mapping[str, Counted]:
-        """What has passed all proxies so far."""
+        """Return the counts of all proxies together."""
         found: dict[str, Counted] = defaultdict(Counted)
         for proxy in self.proxies:
             for api, counted in proxy.counts().items():
@@ -148,7 +149,7 @@ def blocks_of(rows: int, value_bytes: int, first: int = 0) -> list[pa.RecordBatc
 
 
 class Logs:
-    """The logs that a batch is written to: how far they go, and how many records a reader finds."""
+    """The logs that a batch is written to: their end offsets, and the number of records that a reader finds."""
 
     def __init__(self, servers: str, topic: str, decision_topic: str) -> None:
         self._servers = servers
@@ -156,7 +157,7 @@ class Logs:
         self.topics = (topic, decision_topic, OFFSETS_TOPIC, STATE_TOPIC)
 
     def await_markers(self) -> None:
-        """Wait until the coordinators have written all end markers, which they do after they have answered EndTxn."""
+        """Wait until the coordinators have written all end markers. They write them after they have answered EndTxn."""
         deadline = time.monotonic() + MARKERS_WITHIN_S
         with connect(ProducerConfig.from_mapping({"bootstrap.servers": self._servers})) as coordinator:
             while left := coordinator.transactions.list_transactions(coordinator.timer(30_000), states=ENDING):
@@ -165,13 +166,13 @@ class Logs:
                 time.sleep(0.02)
 
     def ends(self) -> dict[TopicPartition, int]:
-        """The end offset of each partition."""
+        """Return the end offset of each partition."""
         with topic_reader(self._servers, self.topic, "exactly-once-cost") as reader:
             places = [place for topic in self.topics for place in reader.partitions(topic)]
             return reader.offsets(places, LATEST_TIMESTAMP)
 
     def records(self, start: Mapping[TopicPartition, int]) -> int:
-        """Of the topic, from these offsets on, as a reader under read_committed finds them."""
+        """Count the records of the topic from these offsets on, as a reader under read_committed finds them."""
         own = {place: offset for place, offset in start.items() if place.topic == self.topic}
         with topic_reader(self._servers, self.topic, "exactly-once-cost") as reader:
             return sum(len(found.records) for found in reader.read([self.topic], READ_COMMITTED, own))
@@ -179,12 +180,12 @@ class Logs:
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch, as it was counted."""
+    """The counts of one batch."""
 
     phases: Mapping[str, Mapping[str, Counted]]
-    """By phase and api."""
+    """The counts by phase and api."""
     gained: Mapping[str, int]
-    """How far the logs of each topic went on; of the topic that was written, by control records only."""
+    """Records that the logs of each topic gained; for the topic that was written, only control records."""
 
     def requests(self, phase: str) -> int:
         return sum(counted.requests for counted in self.phases[phase].values())
@@ -222,7 +223,7 @@ class Counting:
         self._logs: Logs | None = None
 
     def batch(self) -> Batch:
-        """Write a batch. Raises MeasurementError where the topic does not hold its rows."""
+        """Write a batch. Raises MeasurementError if the topic does not contain its rows."""
         query = self._query
         before = None if self._logs is None else self._logs.ends()
         seen = [self._stage.counts()]
@@ -254,7 +255,7 @@ class Counting:
 
 @dataclass
 class Latency:
-    """Milliseconds: of each batch's begin and commit, and of each task."""
+    """Milliseconds of each batch's begin and commit, and of each task."""
 
     begin: list[float] = field(default_factory=list)
     task: list[float] = field(default_factory=list)
@@ -285,8 +286,9 @@ def latency(stage: Stage, tasks: int, settings: argparse.Namespace) -> Latency:
 
 @dataclass
 class Share:
-    """Nanoseconds for each record. Of tasks with the fingerprint and without: elapsed, and of the process's processor
-    time, one entry for each round. Of the fingerprint alone: by the compiled kernel, and without it.
+    """Nanoseconds for each record, one entry for each round. `elapsed` and `processor` (time of the process) have a
+    task with the fingerprint and one without. `alone` has only the fingerprint by the compiled kernel, `alone_by_numpy`
+    by numpy.
     """
 
     value_bytes: int
@@ -302,7 +304,7 @@ def no_fingerprint(_topic: str, _columns: RecordColumns) -> int:
 
 
 def stream_of(blocks: Sequence[pa.RecordBatch]) -> bytes:
-    """The blocks as Spark sends them to a task."""
+    """Return the blocks as the bytes that Spark sends to a task."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, blocks[0].schema) as writer:
         for block in blocks:
@@ -311,12 +313,12 @@ def stream_of(blocks: Sequence[pa.RecordBatch]) -> bytes:
 
 
 def read(stream: bytes) -> pa.RecordBatchReader:
-    """Blocks in new memory, as a task gets them: in the processor's caches, as far as they fit."""
+    """Read the blocks into new memory, as a task gets them: in the processor's caches, if they fit."""
     return pa.ipc.open_stream(io.BytesIO(stream))
 
 
 def run_task_alone(query: Query, stream: bytes, rows: int) -> tuple[float, float]:
-    """Elapsed and processor nanoseconds for each record of the task of a batch that has no other."""
+    """Run a batch with one task. Return elapsed and processor nanoseconds for each record of the task."""
     batch_start = query.begin()
     elapsed, processor = time.perf_counter_ns(), time.process_time_ns()
     outcome = query.run_task(batch_start, 0, read(stream))
@@ -326,7 +328,7 @@ def run_task_alone(query: Query, stream: bytes, rows: int) -> tuple[float, float
 
 
 def fingerprint_alone(stream: bytes) -> float:
-    """Processor nanoseconds for each record."""
+    """Return processor nanoseconds for each record of the fingerprint by itself."""
     spent = rows = 0
     for block in read(stream):
         columns = RecordColumns(value=block.column("value"), key=block.column("key"))
@@ -338,7 +340,7 @@ def fingerprint_alone(stream: bytes) -> float:
 
 
 def task_without_fingerprint(query: Query, stream: bytes, rows: int) -> tuple[float, float]:
-    """As `run_task_alone`."""
+    """Run as `run_task_alone`, without the fingerprint."""
     with patch.object(task_module, "fingerprint", no_fingerprint):
         return run_task_alone(query, stream, rows)
 

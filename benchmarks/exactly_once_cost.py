@@ -7,17 +7,17 @@
 The driver and the tasks run in this process, one after the other and without Spark, by the functions that
 `format("kafka_sink")` calls. The broker is the embedded one, with the JVM flags of Kafka's own start script.
 
-Requests and bytes are counted by a proxy before each broker. They are those of a steady-state batch: a query has
-written `--warm-up` batches before, so that all connections are made, all coordinators are known, and the part of the
-decision topic that a start reads is full (8 batches). Before each batch the job waits until the brokers have written
-the end markers of the one before. Shown are medians of `--batches` batches. The first query makes the connections; the
-first batches of the others are without them. Control records are counted in the topic's log: what it has gained, less
-the rows that a reader under read_committed finds. Latencies are measured without the proxy.
+A proxy in front of each broker counts requests and bytes. They are those of a steady-state batch: the query has written
+`--warm-up` batches before. So all connections are made, all coordinators are known, and the part of the decision topic
+that a start reads is full (8 batches). Before each batch the job waits until the brokers have written the end markers
+of the batch before. The tables show medians of `--batches` batches. The first query makes the connections; the first
+batches of the other queries do not count them. The number of control records is the growth of the topic's log, less the
+rows that a reader under read_committed finds. Latencies are measured without the proxy.
 
-The share of the fingerprint is measured in turns: a task of many rows with the fingerprint, and one with a function
-that returns 0 in its place. A task reads its rows from an Arrow stream in memory. Spark's own work on rows is not in
-it, so that in Spark the share is smaller. Shown are the medians of `--rounds` turns, of the time elapsed and of this
-process's processor time, and the median of the ratios turn by turn; and the fingerprint alone, compiled and by numpy.
+The share of the fingerprint is measured by turns: a task of many rows with the fingerprint, and one with a function
+that returns 0 instead. A task reads its rows from an Arrow stream in memory. Spark's own work on rows is not part of
+it, so in Spark the share is smaller. The table shows medians of `--rounds` turns, for the elapsed time and for this
+process's processor time, the median of the ratios turn by turn, and the fingerprint by itself, compiled and by numpy.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.local.jvm import CURRENT
 
 FINGERPRINTED = {100: 1, 1000: 5}
-"""Bytes of a value, and by how much fewer rows of it are measured."""
+"""Bytes of a value → the divisor of the number of rows to measure."""
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 
@@ -146,7 +146,7 @@ def share_table(shares: Sequence[Share]) -> Table:
 
 
 def count(stage: Stage, settings: argparse.Namespace) -> dict[int, list[Batch]]:
-    """By number of tasks: all batches of a query, those of the warm-up too."""
+    """Return by number of tasks: all batches of a query, including those of the warm-up."""
     found = {}
     for tasks in settings.tasks:
         counting = Counting(stage, tasks, settings.rows, settings.partitions)
@@ -161,14 +161,17 @@ def numbers(text: str) -> list[int]:
 def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=numbers, default="2,50,200", help="separated by commas [%(default)s]")
-    parser.add_argument("--rows", type=at_least_one, default=64, help="of a task [%(default)s]")
-    parser.add_argument("--partitions", type=at_least_one, default=16, help="of the topic [%(default)s]")
+    parser.add_argument("--rows", type=at_least_one, default=64, help="rows of a task [%(default)s]")
+    parser.add_argument("--partitions", type=at_least_one, default=16, help="partitions of the topic [%(default)s]")
     parser.add_argument("--nodes", type=int, choices=(1, 3), default=1, help="brokers [%(default)s]")
     parser.add_argument("--transaction-version", type=int, choices=(1, 2), default=2, help="[%(default)s]")
     parser.add_argument("--warm-up", type=at_least_one, default=10, help="batches that do not count [%(default)s]")
-    parser.add_argument("--batches", type=at_least_one, default=8, help="that count [%(default)s]")
+    parser.add_argument("--batches", type=at_least_one, default=8, help="batches that count [%(default)s]")
     parser.add_argument(
-        "--fingerprint-rows", type=at_least_one, default=500_000, help="of 100 bytes; of 1 KB a fifth [%(default)s]"
+        "--fingerprint-rows",
+        type=at_least_one,
+        default=500_000,
+        help="rows of 100 bytes; a fifth of it for rows of 1 KB [%(default)s]",
     )
     parser.add_argument("--rounds", type=at_least_one, default=30, help="turns of the fingerprint [%(default)s]")
     parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write all figures there")
@@ -176,7 +179,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def measure(stage: Stage, settings: argparse.Namespace) -> dict[str, Any]:
-    """All figures, as they go into the JSON file; tables are printed on the way."""
+    """Return all figures for the JSON file. Prints tables on the way."""
     counted = count(stage, settings)
     steady = {tasks: batches[settings.warm_up :] for tasks, batches in counted.items()}
     firsts = {tasks: batches[:1] for tasks, batches in counted.items()}
@@ -204,7 +207,7 @@ def measure(stage: Stage, settings: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     settings = argument_parser().parse_args(arguments)
-    logging.getLogger("spark_kafka_sink").setLevel(logging.ERROR)  # a new topic refuses its first batches now and then
+    logging.getLogger("spark_kafka_sink").setLevel(logging.ERROR)  # a new topic sometimes refuses its first batches
     console.print(
         f"Kafka {CURRENT.version}, {settings.nodes} node(s), transaction.version {settings.transaction_version};"
         f" {settings.partitions} partitions, {settings.rows} rows a task, values of {VALUE_BYTES} bytes;"

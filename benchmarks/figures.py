@@ -1,4 +1,4 @@
-"""The figures of benchmarks/benchmark.py, and the tables and plots of them."""
+"""The figures of benchmarks/benchmark.py, and their tables and plots."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Timed(NamedTuple):
 
 @dataclass
 class Rate:
-    """A contender in a cell, over all its processes."""
+    """The figures of a contender in a cell, over all its processes."""
 
     cell: str
     contender: str
     records: int
-    """Of one run."""
+    """Records of one run."""
     security: str = "PLAINTEXT"
     """Kafka's security.protocol."""
     runs: list[Timed] = field(default_factory=list)
@@ -121,7 +121,7 @@ def latency_table(security: str, figures: Sequence[Figures], rows: int) -> Table
 
 
 def draw(results: Figures, stem: Path) -> list[Path]:
-    """Bars of rate and of processor time for each cell: the paths of STEM.png and STEM.svg. Needs matplotlib."""
+    """Draw bars of rate and processor time for each cell. Return the paths of the files. Needs matplotlib."""
     import matplotlib as mpl
 
     mpl.use("Agg")

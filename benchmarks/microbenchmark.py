@@ -1,12 +1,12 @@
-"""Measure the parts of the columnar path one by one, in this process alone: `make microbenchmark`.
+"""Measure the parts of the columnar path one by one, in this process only: `make microbenchmark`.
 
     python benchmarks/microbenchmark.py                          a minute
     python benchmarks/microbenchmark.py --rounds 300 --json f    more rounds, and the figures in a file
 
-Each group's cases take turns, round after round, so that what else the machine does falls on all of them alike. Shown
-are the median of each case and the median of the ratios to the group's first case, round by round: the times depend
-on the machine, the ratios hardly. Blocks are of Spark's 10,000 rows unless the case says otherwise: keys of 20 bytes,
-values of 100 bytes of JSON text.
+The cases of a group take turns, round after round, so that other work of the machine affects all of them in the same
+way. The table shows the median of each case, and the median of its ratios to the first case of the group, round by
+round. The times depend on the machine, the ratios hardly. A block has Spark's 10,000 rows unless the case says
+otherwise: keys of 20 bytes, values of 100 bytes of JSON text.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def block_of(records: RecordColumns, partitions: int) -> Block:
 
 
 def whole_way(records: RecordColumns, partitions: int) -> Callable[[], object]:
-    """From columns to the bytes of every partition: partitions by key, order, encoding, slices. Where a run ends is the
-    accumulator's to decide, as it looks at its batches: that is measured by benchmarks/profile_producer.py.
+    """Encode columns into the bytes of every partition: partitions by key, order, encoding, slices. The accumulator
+    decides where a run ends; benchmarks/profile_producer.py measures that.
     """
     runs: RunTable[int] = array("q")
     for _, start, end in block_of(records, partitions).groups:
@@ -113,7 +113,7 @@ def groups() -> Mapping[str, list[Case]]:
 
 
 def measure(cases: Sequence[Case], rounds: int, title: str) -> list[list[float]]:
-    """Nanoseconds per unit: one list per case, one entry per round. The first round warms up and does not count."""
+    """Return nanoseconds per unit: a list for each case, an entry for each round. The first round is warm-up."""
     times: list[list[float]] = [[] for _ in cases]
     for _ in track(range(rounds + 1), description=title, console=console, transient=True):
         for own, (_, units, work) in zip(times, cases, strict=True):

@@ -1,11 +1,11 @@
-"""Where the producer's processor time goes, step by step: columns into an embedded broker, without Spark.
+"""Measure the producer's processor time, step by step: columns into an embedded broker, without Spark.
 
     python benchmarks/profile_producer.py                                    half a minute
     python benchmarks/profile_producer.py --cells lz4-200 --rows 30000
 
-A cell is codec and partitions. Shown are microseconds of a thread's processor time per thousand records, the least of
-`--rounds` rounds of a million records: keys of 20 bytes, values of 100, handed over in blocks of `--rows`. A step's
-time holds that of the steps indented below it. The clocks cost a little themselves: about 1 us per call.
+A cell is codec and partitions. The table shows microseconds of a thread's processor time per thousand records, the
+least of `--rounds` rounds of a million records, with keys of 20 bytes and values of 100, sent in blocks of `--rows`.
+The time of a step includes that of the steps indented below it. The clocks themselves cost about 1 us per call.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def clocked(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def profile(servers: str, topic: str, codec: str, rows: int, rounds: int) -> dict[str, float]:
-    """Microseconds per thousand records, by step."""
+    """Return microseconds per thousand records, by step."""
     block = columns(rows)
     least: dict[str, float] = {}
     with KafkaProducer({"bootstrap.servers": servers, "compression.type": codec}) as producer:
@@ -100,7 +100,7 @@ def rows_of_a_block(text: str) -> int:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=cells, default="none-4,lz4-4,zstd-4,lz4-200", help="[%(default)s]")
-    parser.add_argument("--rows", type=rows_of_a_block, default=10_000, help="[%(default)s]")
+    parser.add_argument("--rows", type=rows_of_a_block, default=10_000, help="rows of a block [%(default)s]")
     parser.add_argument("--rounds", type=at_least_one, default=3, help="[%(default)s]")
     settings = parser.parse_args(arguments)
     for name, owner, method in STEPS:
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str]) -> int:
     table = Table(title="us of processor time per thousand records")
     table.add_column("", no_wrap=True)
     measured = []
-    logging.getLogger("spark_kafka_sink").setLevel(logging.ERROR)  # a new topic refuses its first batches now and then
+    logging.getLogger("spark_kafka_sink").setLevel(logging.ERROR)  # a new topic sometimes refuses its first batches
     with EmbeddedKafka() as kafka:
         for codec, partitions in settings.cells:
             table.add_column(f"{codec}, {partitions}", justify="right")

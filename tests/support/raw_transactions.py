@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kio.schema.errors import ErrorCode
+
 from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import error_for_code
@@ -25,7 +27,14 @@ from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.encoder import encode_rows
 
 LIMIT_MS = 15_000
-_RETRIED = frozenset({14, 15, 16, 51})
+_RETRIED = frozenset(
+    {
+        ErrorCode.coordinator_load_in_progress,
+        ErrorCode.coordinator_not_available,
+        ErrorCode.not_coordinator,
+        ErrorCode.concurrent_transactions,
+    }
+)
 TIMEOUT_MS = 60_000
 
 

@@ -121,7 +121,7 @@ def test_rooms_of_one_layer_do_not_use_each_other() -> None:
     assert sideways == []
 
 
-def test_the_embedded_broker_uses_the_common_room_alone() -> None:
+def test_embedded_broker_uses_only_the_common_room() -> None:
     assert [
         f"{source} -> {target}"
         for source, target in arrows()
@@ -148,7 +148,7 @@ def test_modules_form_no_circle() -> None:
 
 
 @pytest.mark.parametrize("library", sorted(ONLY_ROOMS))
-def test_a_library_stays_in_its_rooms(library: str) -> None:
+def test_library_stays_in_its_rooms(library: str) -> None:
     strangers = [
         dotted(path)
         for path in modules()
@@ -211,7 +211,7 @@ def test_functions_have_at_most_60_lines() -> None:
     assert too_long == {}
 
 
-def test_a_file_of_more_than_700_lines_says_why() -> None:
+def test_file_of_more_than_700_lines_says_why() -> None:
     """Its docstring has a sentence with "700 lines"."""
     unexplained = []
     for path in modules():
@@ -222,7 +222,7 @@ def test_a_file_of_more_than_700_lines_says_why() -> None:
     assert unexplained == []
 
 
-def test_a_short_file_with_one_importer_says_why() -> None:
+def test_short_file_with_one_importer_says_why() -> None:
     importers: dict[str, set[str]] = {}
     for source, target in arrows():
         importers.setdefault(target, set()).add(source)
@@ -236,5 +236,5 @@ def test_a_short_file_with_one_importer_says_why() -> None:
     assert sorted(crumbs) == sorted(CRUMBS)
 
 
-def test_the_package_has_at_most_130_modules() -> None:
+def test_package_has_at_most_130_modules() -> None:
     assert len(modules()) <= MOST_MODULES

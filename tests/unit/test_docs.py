@@ -68,7 +68,7 @@ def with_tables(text: str) -> str:
     return text
 
 
-def test_the_tables_of_options_are_those_of_the_code() -> None:
+def test_tables_of_options_are_those_of_the_code() -> None:
     text = OPTIONS.read_text()
     assert text == with_tables(text), "stale: python tests/unit/test_docs.py"
 
@@ -91,9 +91,7 @@ def settings_of_librdkafka() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("prefix", ["", "kafka."])
 @pytest.mark.parametrize(("there", "here"), list(settings_of_librdkafka()))
-def test_a_setting_of_librdkafka_is_refused_with_the_one_that_its_page_names(
-    there: str, here: list[str], prefix: str
-) -> None:
+def test_librdkafka_setting_is_refused_with_the_name_of_its_page(there: str, here: list[str], prefix: str) -> None:
     with pytest.raises(ConfigError) as refused:
         options.SinkConfig.from_options({"kafka.bootstrap.servers": "h1:9092", f"{prefix}{there}": "1"})
     assert str(refused.value).rpartition("The nearest one is ")[2].removesuffix(".") in here
@@ -123,7 +121,7 @@ def quoted(section: str) -> list[str]:
 
 
 @pytest.mark.parametrize("section", ["Before any task", "In a task", "From the brokers"])
-def test_every_text_of_ours_stands_in_the_code(section: str) -> None:
+def test_every_quoted_text_of_ours_is_in_the_code(section: str) -> None:
     texts = texts_below(ROOT / "spark_kafka_sink")
     found = quoted(section)
     assert found
@@ -138,12 +136,12 @@ def test_every_text_of_ours_stands_in_the_code(section: str) -> None:
         "Attempt 0 of partition 1 comes too late for batch 1: its driver, transactional id 'orders/driver' (…), has …",
     ],
 )
-def test_what_a_task_shows_has_its_heading(seen: str) -> None:
+def test_error_of_a_task_has_its_heading(seen: str) -> None:
     found = quoted("From the brokers")
     assert [text for text in found if re.search(".+".join(map(re.escape, text.split("…"))), seen)] != []
 
 
-def test_every_text_of_sparks_stands_in_a_test_that_met_it() -> None:
+def test_every_quoted_text_of_spark_is_in_a_test() -> None:
     texts = texts_below(ROOT / "tests" / "integration")
     found = quoted("From Spark")
     assert found
@@ -178,18 +176,18 @@ PEM = "-----BEGIN ENCRYPTED PRIVATE KEY-----\\nMIICANARY+/=\\nCANARY"
         "x -> com.acme.OAuthBearerLoginModule required clientId='a'\n clientSecret='CANARY;' scope='CANARY';, y -> 1\n",
     ],
 )
-def test_the_documented_redaction_hides_secrets_in_plans(text: str) -> None:
+def test_documented_redaction_hides_secrets_in_plans(text: str) -> None:
     hidden = re.sub(redaction("spark.sql.redaction.string.regex"), "***", text + "topic: orders")
     assert "CANARY" not in hidden
     assert hidden.startswith(text[:2])
 
 
 @pytest.mark.parametrize("text", ["Project [password#1, secret#2]\n", 'key: "topic"\n value: "private keys"\n'])
-def test_the_documented_redaction_leaves_other_text_alone(text: str) -> None:
+def test_documented_redaction_keeps_other_text(text: str) -> None:
     assert re.sub(redaction("spark.sql.redaction.string.regex"), "***", text) == text
 
 
-def test_the_documented_redaction_knows_every_secret_option() -> None:
+def test_documented_redaction_knows_every_secret_option() -> None:
     secret = {key for key, field in table_of(ProducerConfig).items() if field.metadata.get("is_secret")}
     paths_and_functions = {"ssl.truststore.location", "ssl.keystore.location", "sasl.oauthbearer.token.provider"}
     certificates = {"ssl.truststore.certificates", "ssl.keystore.certificate.chain"}
@@ -202,7 +200,7 @@ def test_the_documented_redaction_knows_every_secret_option() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_readme_links_every_page(page: Path) -> None:
+def test_readme_links_every_page(page: Path) -> None:
     assert f"(docs/{page.name})" in (ROOT / "README.md").read_text()
 
 

@@ -126,7 +126,7 @@ def file_map() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def test_the_file_map_has_the_first_sentence_of_each_module() -> None:
+def test_file_map_has_the_first_sentence_of_each_module() -> None:
     assert FILES.read_text() == file_map(), "stale: python tests/unit/test_documents.py"
 
 

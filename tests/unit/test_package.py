@@ -20,7 +20,7 @@ def test_its_version_is_the_installed_ones() -> None:
     assert spark_kafka_sink.__version__ == importlib.metadata.version("spark-kafka-sink")
 
 
-def test_a_producer_loads_no_http() -> None:
+def test_producer_does_not_import_http() -> None:
     done = run_strictly(PRODUCER)
     assert (done.stdout.splitlines()[-1:], done.stderr) == (["nothing"], "")
 
@@ -37,7 +37,7 @@ except ImportError as error:
 """
 
 
-def test_a_pyspark_that_is_too_old_for_the_data_source_is_told_by_its_version() -> None:
+def test_pyspark_too_old_for_the_data_source_is_named() -> None:
     """Where the package was installed without its dependencies, as for clusters that bring PySpark."""
     done = run_strictly(OLDER_SPARK)
     assert "needs PySpark 4.1 or newer, and this is 4.0.1: " in done.stdout

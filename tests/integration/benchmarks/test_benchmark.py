@@ -185,7 +185,7 @@ def test_contender_warms_up_before_it_is_timed(
     [
         (
             """print('{"seconds": 1, "cpu_s": 1}'); print('{"worker_peak_bytes": 0, "warm_ups": 1}')""",
-            "its topic holds 0 records of 20,000",
+            "its topic contains 0 records of 20,000",
         ),
         ("import sys; sys.exit('no memory left')", "ended with code 1. The end of its log:\nno memory left"),
         ("import time; time.sleep(60)", "was not done after 2 s"),

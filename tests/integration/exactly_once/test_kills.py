@@ -136,8 +136,8 @@ def leave_decided(query: Query) -> None:
         def gone(*_: Any) -> None:
             raise GoneError
 
-        own._driver.finish = gone  # type: ignore[assignment, method-assign]
-        own._give_up = lambda config, batch_start, outcomes: None  # type: ignore[method-assign]
+        own._driver.finish = gone  # type: ignore[assignment]
+        own._give_up = lambda config, batch_start, outcomes: None
         touched.append(own)
 
     touched: list[DriverSession] = []
@@ -193,11 +193,11 @@ def test_an_undecided_batch_that_timed_out_is_written_again(
         commit = own._driver.commit
 
         def commit_late(outcomes: Any) -> Any:
-            own._driver.commit = commit  # type: ignore[method-assign]
+            own._driver.commit = commit
             time.sleep(3)
             return commit(outcomes)
 
-        own._driver.commit = commit_late  # type: ignore[method-assign]
+        own._driver.commit = commit_late
 
     with pytest.raises(Exception, match=r"Batch 0 is not decided.*(timed out|more than 80 %)"):
         query.run(0, 1, slow)

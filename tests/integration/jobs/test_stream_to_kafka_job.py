@@ -133,7 +133,7 @@ def test_sigterm_stops_after_the_batch_and_next_start_continues(
         return "".join(lines) + out
 
     first = run_until_batches(2)
-    assert "Stopping once the batch under way is done" in first
+    assert "Stopping after the current batch" in first
     second = run_until_batches(1)
     done = sum(int(told.replace(",", "")) for told in re.findall(r"^([\d,]+) rows in", first + second, re.MULTILINE))
     values = {int(value) for value in read_topic(kafka_broker.bootstrap_servers, topic)["value"].to_pylist()}

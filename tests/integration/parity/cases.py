@@ -23,17 +23,17 @@ class Case:
     options: Mapping[str, str] = field(default_factory=TO_THE_TOPIC.copy)
     rows: int = 100
     tasks: int = 1
-    """With one the order within a partition is that of the rows; with more it is nobody's, and is not compared."""
+    """With one task a partition has the order of the rows. With more the order is open, and not compared."""
     partitions: int = 4
     topic_config: Mapping[str, str | int] = field(default_factory=dict)
     is_placed: bool = True
-    """Whether a row says where it goes, by its key or its partition. Both sinks send other rows where it suits their
-    batches, so that their partitions are not compared, nor their order over several of them.
+    """Whether a row determines its partition, by key or partition column. Both sinks send other rows where their
+    batches need them, so neither their partitions nor their order over several partitions are compared.
     """
     streams: bool = False
-    """Written by a stream as well."""
+    """Also written by a stream."""
     by_format: bool = True
-    """Not where Spark gives a Python data source no such rows."""
+    """False if Spark cannot give a Python data source such rows."""
 
     @property
     def is_about_columns(self) -> bool:
@@ -172,14 +172,14 @@ class Refusal:
     name: str
     query: str
     words: str
-    """What Spark's sink says, and the whole of it where that is Spark's own sentence."""
+    """The error of Spark's sink; the whole text if the sentence is Spark's own."""
     ours: str = ""
-    """What this one says where Spark passes on the Java client's words; else it says the same."""
+    """The error of this sink if Spark's is from the Java client; otherwise both are the same."""
     options: Mapping[str, str] = field(default_factory=TO_THE_TOPIC.copy)
     is_early: bool = True
-    """Refused on the driver, by Spark with `words` and no more; else a task fails."""
+    """Whether the driver refuses the write, in Spark with exactly `words`; otherwise a task fails."""
     by_rows: bool = True
-    """The row interfaces say the same; not where the rows no longer tell which type the column has in Spark."""
+    """Whether the row interfaces have the same error; false if rows no longer show the column's type in Spark."""
 
     @property
     def is_about_rows(self) -> bool:

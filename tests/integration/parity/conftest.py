@@ -35,7 +35,7 @@ class Record(NamedTuple):
 WARM_UP = b"the first record of a partition"
 
 Contents = dict[tuple[str, int], list[Record]]
-"""Topic, as the case calls it, and partition → records by offset."""
+"""The topic (under its name in the case) and partition → records by offset."""
 
 
 @dataclass(frozen=True)

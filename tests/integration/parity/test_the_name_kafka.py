@@ -37,7 +37,7 @@ for name, value in settings.items():
     builder = builder.config(f"spark.{name}", value)
 spark = builder.getOrCreate()
 
-# kafka.lingerms: Spark's sink passes over an option that nobody knows, this one refuses it.
+# kafka.lingerms: Spark's sink ignores an unknown option, this one refuses it.
 options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", "kafka.max.block.ms": "1000", "kafka.lingerms": "5"}
 rows = spark.range(1).selectExpr("'v' AS value")
 rows.write.parquet(folder + "/rows")

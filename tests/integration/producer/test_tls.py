@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 StartProducer = Callable[..., KafkaProducer]
 PASSWORD = "hunter2"
 LIMIT_S = 5.0
-"""Less than half of what an error would take that waits for max.block.ms here."""
+"""Less than half the time of an error that waits for max.block.ms here."""
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_broker_of_an_unknown_authority_is_not_contacted_again(
             assert "of an authority that we do not know" in refused(producer, "any")
         attempts = proxy.accepted
         time.sleep(1.0)
-        assert proxy.accepted - attempts < 10, "no storm of connections while nobody asks for one"
+        assert proxy.accepted - attempts < 10, "too many connections without a send"
 
 
 @pytest.mark.parametrize(

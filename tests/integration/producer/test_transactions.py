@@ -62,7 +62,7 @@ def cluster(request: pytest.FixtureRequest, module_kafka: Callable[..., Embedded
 
 
 own_clusters = pytest.mark.parametrize("cluster", ["version 2", "version 1"], indirect=True)
-"""Those that may be stopped, and look for late transactions often."""
+"""The brokers that a test may stop; they check often for transactions past their timeout."""
 
 
 class Stage:

@@ -20,7 +20,7 @@ from support.spark_leftovers import Look, await_none
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
 
 IDLE_S: Final = IDLE_MS / 1000
-"""As the test has it in every Python of this job, in place of ten minutes."""
+"""The value that the test sets in every Python process of this job, in place of ten minutes."""
 
 
 def session() -> SparkSession:

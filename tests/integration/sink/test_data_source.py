@@ -390,7 +390,7 @@ def test_query_stopped_during_a_batch_loses_no_row(
         assert query.isActive, query.exception()
         time.sleep(0.05)
     stopped = [each for each in Look.at(port).pythons if each.connections]
-    assert len(stopped) >= 2, f"nobody writes: {stopped}"
+    assert len(stopped) >= 2, f"no task writes: {stopped}"
     query.stop()
 
     def left() -> list[str]:
@@ -453,7 +453,7 @@ for port in range(*map(int, options["metrics.port"].split("-"))):
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             print("SCRAPED", answer.read().decode())
-    except (OSError, http.client.HTTPException):  # nobody's, or another server's
+    except (OSError, http.client.HTTPException):  # the port is free, or another server's
         continue
 spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
 frame.write.format("kafka_sink").options(**options).mode("append").save()

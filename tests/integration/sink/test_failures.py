@@ -16,7 +16,7 @@ from spark_kafka_sink.local import Admin, EmbeddedKafka
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 FAILURES = (PythonException, Py4JJavaError)
-"""How a failed task shows itself: from PySpark 4.2 on as the first, before as the second."""
+"""The errors of a failed task: the first from PySpark 4.2 on, the second before."""
 
 
 def sink_of(bootstrap_servers: str, **options: str) -> KafkaSink:

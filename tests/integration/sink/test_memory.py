@@ -19,7 +19,7 @@ from spark_kafka_sink.local import EmbeddedKafka
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 LARGE, SMALL = (240, 900_000), (3_000_000, 100)
-"""Rows, and bytes of a value."""
+"""The number of rows, and the bytes of a value."""
 STALL_S = 6
 REST_OF_A_WORKER = 150_000_000
 WORKERS_OF = "WORKERS_OF"

@@ -22,7 +22,7 @@ from spark_kafka_sink.local.access import AccessAdmin, Permission
 CANARY = "canary-Zx9Qw7"
 """A part of the right password and of the wrong one."""
 KEY_CANARY = "canary-Pm4Kd2"
-"""The key's own password: no word that Spark looks for stands beside it, only in the name of its option."""
+"""The key's own password. The words that Spark redacts by are only in the name of its option."""
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTED = dict(
     re.findall(r"^(spark\.\S*redaction\S*?)=(.+)$", (ROOT / "docs" / "security.md").read_text(), re.MULTILINE)

@@ -101,7 +101,7 @@ def test_failed_send_ends_a_connection_with_a_silent_peer(peer: Peer) -> None:
         selector.send(send_of(b"x"))
         started = time.monotonic()
         selector.poll(5_000)
-        assert time.monotonic() - started < 3, "the poll waited with an end to tell"
+        assert time.monotonic() - started < 3, "the poll waited with an end to report"
         state = selector.disconnected["1"]
         assert state.kind is ChannelKind.FAILED_SEND
         assert "nothing goes here" in str(state.error)

@@ -45,15 +45,31 @@ class Script:
         return True
 
 
+def _code(error: type[KafkaError] | int) -> int:
+    code = error if isinstance(error, int) else error.error_code
+    assert code is not None, f"{error} has no error code"
+    return code
+
+
 def fail_with(error: type[KafkaError] | int) -> Hook:
     """Refuse the request. Each error code of the response is that of `error`: an error class or a code."""
-    error_code = error if isinstance(error, int) else error.error_code
-    assert error_code is not None, f"{error} has no error code"
+    error_code = _code(error)
 
     def hook(cluster: ScriptedCluster, exchange: Exchange, proceed: Proceed) -> Answer:
         return Answer(API_BY_KEY[exchange.api_key].refuse(cluster, exchange, error_code))
 
     return hook
+
+
+def refuse_topic(name: str, error: type[KafkaError] | int) -> Hook:
+    """Answer a Metadata request, with the error's code in place of this topic's partitions."""
+    code = _code(error)
+
+    def refuse(values: dict[str, Any]) -> Mapping[str, Any]:
+        refused = {"error_code": code, "name": name}
+        return {**values, "topics": [refused if each["name"] == name else each for each in values["topics"]]}
+
+    return change(refuse)
 
 
 def lose_request() -> Hook:

@@ -13,7 +13,7 @@ from spark_kafka_sink.common.errors import BootstrapResolutionError, DisconnectE
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_clusters_transaction_version_is_what_its_brokers_tell(version: int) -> None:
+def test_cluster_has_the_transaction_version_of_its_brokers(version: int) -> None:
     bench = CoordinatorBench(version=version)
     assert bench.coordinator.transaction_version(bench.timer()) == version
 
@@ -43,7 +43,7 @@ def test_leaving_it_closes_its_connections() -> None:
         bench.coordinator.transactions.init_producer_id("id", 1_000, bench.timer())
 
 
-def test_a_bootstrap_address_that_does_not_resolve_is_named() -> None:
+def test_bootstrap_address_that_does_not_resolve_is_named() -> None:
     config = ProducerConfig.from_mapping({"bootstrap.servers": "nowhere.invalid:9092"})
     with pytest.raises(BootstrapResolutionError, match=re.escape("nowhere.invalid")):
         ClusterClient.connect(config, FakeClock(), random.Random(1))

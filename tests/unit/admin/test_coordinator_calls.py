@@ -17,7 +17,7 @@ from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.versions import KAFKA_2_1, KAFKA_4_1
 
 from spark_kafka_sink.admin import coordinator_calls
-from spark_kafka_sink.admin.coordinator_calls import Outcome
+from spark_kafka_sink.admin.coordinator_calls import CoordinatorLookup, Outcome
 from spark_kafka_sink.admin.group_offsets import GroupCommits
 from spark_kafka_sink.admin.transaction_values import EndTxnStatus
 from spark_kafka_sink.client.seams import ClientResponse
@@ -63,7 +63,7 @@ def commits(bench: Bench, *groups: str) -> dict[str, GroupCommits]:
     return bench.coordinator.groups.fetch_offsets({group: [PLACE] for group in groups}, bench.timer())
 
 
-def test_coordinators_of_many_ids_are_asked_for_at_once_and_kept(bench: Bench) -> None:
+def test_coordinators_of_many_ids_are_found_at_once_and_kept(bench: Bench) -> None:
     ids = [f"id-{number}" for number in range(9)]
     for number, transactional_id in enumerate(ids):
         bench.cluster.coordinators[transactional_id] = number % 3
@@ -78,14 +78,14 @@ def test_coordinators_of_many_ids_are_asked_for_at_once_and_kept(bench: Bench) -
 
 
 def test_cache_of_coordinators_is_bounded(bench: Bench) -> None:
-    lookup = bench.coordinator._calls.lookup
+    lookup = CoordinatorLookup(bench.client)
     for number in range(20_000):
         lookup.note(TRANSACTION, f"id-{number}", bench.rig.node(0))
-    assert lookup.known(TRANSACTION, "id-19999") == bench.rig.node(0)
-    assert len(lookup._nodes) <= 10_000
+    known = [number for number in range(20_000) if lookup.known(TRANSACTION, f"id-{number}") is not None]
+    assert known == list(range(10_000, 20_000))
 
 
-def test_a_group_and_a_transactional_id_of_one_name_are_two_keys(bench: Bench) -> None:
+def test_group_and_transactional_id_of_one_name_are_two_keys(bench: Bench) -> None:
     begin(bench, ["same"])
     commits(bench, "same")
     commits(bench, "one", "two")
@@ -107,7 +107,7 @@ def test_old_broker_gets_one_lookup_for_each_key() -> None:
 
 
 @pytest.mark.parametrize("ids", [["a"], ["a", "b"]])
-def test_a_broker_that_knows_no_coordinators_is_refused_at_once(bench: Bench, ids: list[str]) -> None:
+def test_broker_that_knows_no_coordinators_is_refused_at_once(bench: Bench, ids: list[str]) -> None:
     bench.cluster.versions = {key: value for key, value in KAFKA_4_1.items() if key != ApiKey.FIND_COORDINATOR}
     for outcome in begin(bench, ids).values():
         assert isinstance(outcome.error, UnsupportedVersionError)
@@ -117,7 +117,7 @@ def test_a_broker_that_knows_no_coordinators_is_refused_at_once(bench: Bench, id
     "error_code",
     [ErrorCode.coordinator_not_available, ErrorCode.not_coordinator, ErrorCode.coordinator_load_in_progress],
 )
-def test_a_lookup_that_fails_for_now_is_repeated(bench: Bench, error_code: int) -> None:
+def test_lookup_that_fails_for_now_is_repeated(bench: Bench, error_code: int) -> None:
     bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(error_code), times=3)
     assert commits(bench, "g") == {"g": {PLACE: None}}
     assert [exchange.node_id for exchange in bench.asked(ApiKey.OFFSET_FETCH)] == [0]
@@ -132,7 +132,7 @@ def test_lookup_is_repeated_for_a_missing_key(bench: Bench) -> None:
     assert [lookup.request.coordinator_keys for lookup in bench.asked(ApiKey.FIND_COORDINATOR)] == [("a", "b"), ("b",)]
 
 
-def test_a_refused_lookup_of_a_group_names_key_node_and_permission(bench: Bench) -> None:
+def test_refused_lookup_of_a_group_names_key_node_and_permission(bench: Bench) -> None:
     bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(GroupAuthorizationError))
     text = "'key'.*grant DESCRIBE on it, which READ includes"
     with pytest.raises(GroupAuthorizationError, match=text) as caught:
@@ -140,7 +140,7 @@ def test_a_refused_lookup_of_a_group_names_key_node_and_permission(bench: Bench)
     assert "broker-" in str(caught.value)
 
 
-def test_a_refused_lookup_of_a_transactional_id_names_key_node_and_permission(bench: Bench) -> None:
+def test_refused_lookup_of_an_id_names_key_node_and_permission(bench: Bench) -> None:
     bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(TransactionalIdAuthorizationError))
     text = "'key'.*grant DESCRIBE on it, which WRITE includes"
     with pytest.raises(TransactionalIdAuthorizationError, match=text) as caught:
@@ -148,7 +148,7 @@ def test_a_refused_lookup_of_a_transactional_id_names_key_node_and_permission(be
     assert "broker-" in str(caught.value)
 
 
-def test_a_refused_lookup_has_had_no_effect(bench: Bench) -> None:
+def test_refused_lookup_has_had_no_effect(bench: Bench) -> None:
     bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(TransactionalIdAuthorizationError))
     outcome = begin(bench, ["key"])["key"]
     assert isinstance(outcome.error, TransactionalIdAuthorizationError)
@@ -156,7 +156,7 @@ def test_a_refused_lookup_has_had_no_effect(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("error_code", [ErrorCode.coordinator_not_available, ErrorCode.not_coordinator])
-def test_a_coordinator_that_has_moved_is_looked_up_again(bench: Bench, error_code: int) -> None:
+def test_coordinator_that_has_moved_is_looked_up_again(bench: Bench, error_code: int) -> None:
     (open_,) = bench.open("id")
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(error_code), node_id=0)
     bench.cluster.coordinators["id"] = 2
@@ -173,7 +173,7 @@ def test_loading_coordinator_is_asked_again_without_a_lookup(bench: Bench) -> No
     assert bench.asked(ApiKey.FIND_COORDINATOR) == []
 
 
-def test_a_coordinator_that_died_is_replaced(bench: Bench) -> None:
+def test_coordinator_that_died_is_replaced(bench: Bench) -> None:
     (open_,) = bench.open("id")
     bench.rig.network.stop(0)
     bench.cluster.coordinators["id"] = 1
@@ -195,7 +195,7 @@ def test_transactions_of_several_coordinators_end_in_parallel(bench: Bench) -> N
     assert [exchange.node_id for exchange in bench.asked(ApiKey.END_TXN)].count(1) == 4
 
 
-def test_one_in_trouble_holds_no_other_up(bench: Bench) -> None:
+def test_item_in_trouble_delays_no_other_item(bench: Bench) -> None:
     opened = bench.open("a", "b", "c")
     bench.rig.network.hanging.add(1)
     bench.rig.network.cut(1)
@@ -204,7 +204,7 @@ def test_one_in_trouble_holds_no_other_up(bench: Bench) -> None:
     assert max(exchange.now_ms for exchange in bench.asked(ApiKey.END_TXN)) < bench.rig.now_ms - 600
 
 
-def test_nothing_to_do_asks_nobody(bench: Bench) -> None:
+def test_call_without_items_sends_no_request(bench: Bench) -> None:
     assert bench.end([]) == []
     assert bench.coordinator.transactions.describe_transactions([], bench.timer()) == {}
     assert bench.cluster.requests == []
@@ -220,7 +220,7 @@ def test_ids_of_one_coordinator_are_described_in_one_request(bench: Bench) -> No
     assert asked == [(0, ("a", "d")), (1, ("b",)), (2, ("c",))]
 
 
-def test_only_what_an_answer_misses_is_asked_again(bench: Bench) -> None:
+def test_only_items_missing_from_an_answer_are_asked_again(bench: Bench) -> None:
     bench.open("a", "b", "c", "d")
 
     def drop_first(values: dict[str, Any]) -> dict[str, Any]:
@@ -290,7 +290,7 @@ def test_without_an_answer_the_outcome_is_unresolved_at_the_limit(bench: Bench) 
 
 
 @pytest.mark.parametrize("is_stalled", [True, False], ids=["not sent", "not connected"])
-def test_what_was_not_sent_by_the_limit_is_never_sent(bench: Bench, is_stalled: bool) -> None:
+def test_request_not_sent_by_the_limit_is_never_sent(bench: Bench, is_stalled: bool) -> None:
     (open_,) = bench.open("id")
     if is_stalled:
         bench.rig.network.stalled.add(0)
@@ -310,20 +310,20 @@ def test_what_was_not_sent_by_the_limit_is_never_sent(bench: Bench, is_stalled: 
     assert [exchange.request.committed for exchange in bench.asked(ApiKey.END_TXN)] == [False]
 
 
-def test_a_limit_that_is_over_already_sends_nothing(bench: Bench) -> None:
+def test_expired_timer_sends_nothing(bench: Bench) -> None:
     (open_,) = bench.open("id")
     assert bench.commit(open_, 0).status is EndTxnStatus.UNRESOLVED
     assert bench.asked(ApiKey.END_TXN) == []
 
 
-def test_without_any_broker_the_error_says_why(bench: Bench) -> None:
+def test_timeout_without_any_broker_gives_the_reason(bench: Bench) -> None:
     bench.rig.network.refusing.update({0, 1, 2})
     with pytest.raises(KafkaTimeoutError, match=r"transactional id 'id'.*2000 ms.*Connection refused"):
         bench.coordinator.transactions.init_producer_id("id", 60_000, bench.timer(2_000))
     assert bench.rig.now_ms <= 1_000_000 + 2_200
 
 
-def test_while_the_only_node_waits_to_be_tried_again_the_lookup_waits() -> None:
+def test_lookup_waits_while_the_only_node_is_in_backoff() -> None:
     bench = Bench(1)
     bench.rig.network.refusing.add(0)
     bench.rig.selector.at(bench.rig.now_ms + 3_000, lambda: bench.rig.network.refusing.discard(0))
@@ -335,7 +335,7 @@ def test_while_the_only_node_waits_to_be_tried_again_the_lookup_waits() -> None:
 # ---- refusals ------------------------------------------------------------------------------------------------------
 
 
-def test_a_first_answer_that_refuses_has_had_no_effect(bench: Bench) -> None:
+def test_refusal_in_the_first_answer_had_no_effect(bench: Bench) -> None:
     (open_,) = bench.open("id")
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError), times=None)
     outcome = bench.commit(open_)
@@ -355,7 +355,7 @@ def test_refusal_without_its_own_class_keeps_its_code(bench: Bench) -> None:
     assert "'id'" in str(outcome.error)
 
 
-def test_a_refusal_after_a_lost_answer_leaves_it_unresolved(bench: Bench) -> None:
+def test_refusal_after_a_lost_answer_leaves_it_unresolved(bench: Bench) -> None:
     (open_,) = bench.open("id")
     bench.cluster.on(ApiKey.END_TXN, faults.close_after())
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError))
@@ -364,14 +364,14 @@ def test_a_refusal_after_a_lost_answer_leaves_it_unresolved(bench: Bench) -> Non
     assert isinstance(outcome.error, TransactionalIdAuthorizationError)
 
 
-def test_a_refusal_after_an_unknown_server_error_leaves_it_unresolved(bench: Bench) -> None:
+def test_refusal_after_an_unknown_server_error_leaves_it_unresolved(bench: Bench) -> None:
     (open_,) = bench.open("id")
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(UnknownServerError))
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError))
     assert bench.commit(open_).status is EndTxnStatus.UNRESOLVED
 
 
-def test_a_lookup_that_failed_in_between_takes_no_doubt_away(bench: Bench) -> None:
+def test_failed_lookup_in_between_leaves_the_outcome_in_doubt(bench: Bench) -> None:
     (open_,) = bench.open("id")
     bench.cluster.on(ApiKey.END_TXN, faults.close_after())
     bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(CoordinatorNotAvailableError))
@@ -427,7 +427,7 @@ def test_unauthorized_topic_does_not_affect_transactions(
         bench.coordinator.topics.read_from(PLACE._replace(topic="u"), 0, bench.timer())
 
 
-def test_interrupted_call_drops_what_was_under_way(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_call_drops_its_requests_in_flight(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     (open_,) = bench.open("id")
     bench.rig.network.stalled.add(0)
     poll = bench.rig.client.poll
@@ -445,7 +445,7 @@ def test_interrupted_call_drops_what_was_under_way(bench: Bench, monkeypatch: py
     assert bench.asked(ApiKey.END_TXN) == []
 
 
-def test_of_many_transactions_some_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_transactions_end_a_limited_number_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(max_in_flight=100)
     monkeypatch.setattr(coordinator_calls, "_MOST_AT_ONCE", 20)
     opened = [bench.raw.begin(f"id-{number}") for number in range(50)]
@@ -492,7 +492,7 @@ def test_unreachable_coordinator_does_not_delay_others(
     assert len(bench.asked(ApiKey.END_TXN)) < 100
 
 
-def test_what_was_never_asked_about_is_told_at_the_limit_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_item_never_asked_about_fails_at_the_limit_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_calls, "_MOST_AT_ONCE", 2)
     opened = bench.open("a", "b", "c")
     bench.cluster.on(ApiKey.END_TXN, faults.lose_response(), times=None)
@@ -517,7 +517,7 @@ def test_lost_lookup_keeps_lookups_of_several_keys(bench: Bench) -> None:
     assert bench.asked(ApiKey.FIND_COORDINATOR)[-1].request.coordinator_keys == ("c", "d")
 
 
-def test_what_a_broker_says_of_a_lookup_that_it_refuses_is_told(bench: Bench) -> None:
+def test_error_of_a_refused_lookup_has_the_brokers_text(bench: Bench) -> None:
     def refuse(values: dict[str, Any]) -> dict[str, Any]:
         refusal = {"error_code": ErrorCode.invalid_request, "error_message": "no such name here"}
         return {"coordinators": [{**each, **refusal} for each in values["coordinators"]]}

@@ -59,7 +59,7 @@ def test_unstable_offset_is_waited_for(bench: CoordinatorBench) -> None:
     assert len(bench.asked(ApiKey.OFFSET_FETCH)) > 2
 
 
-def test_an_unstable_offset_does_not_hide_another_error(bench: CoordinatorBench) -> None:
+def test_unstable_offset_does_not_hide_another_error(bench: CoordinatorBench) -> None:
     def spoil(values: dict[str, Any]) -> dict[str, Any]:
         (group,) = values["groups"]
         codes = iter([ErrorCode.unstable_offset_commit, ErrorCode.topic_authorization_failed])
@@ -100,7 +100,7 @@ def test_unauthorized_group_read_names_the_permission(bench: CoordinatorBench) -
         bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
 
 
-def test_a_group_that_moved_is_asked_for_at_its_new_coordinator(bench: CoordinatorBench) -> None:
+def test_moved_group_is_asked_for_at_its_new_coordinator(bench: CoordinatorBench) -> None:
     bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
     bench.cluster.coordinators["g"] = 2
     found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
@@ -108,7 +108,7 @@ def test_a_group_that_moved_is_asked_for_at_its_new_coordinator(bench: Coordinat
     assert [exchange.node_id for exchange in bench.asked(ApiKey.OFFSET_FETCH)] == [0, 0, 2]
 
 
-def test_an_answer_about_another_group_is_none(bench: CoordinatorBench) -> None:
+def test_answer_about_another_group_does_not_count(bench: CoordinatorBench) -> None:
     def rename(values: dict[str, Any]) -> dict[str, Any]:
         return {"groups": [values["groups"][0] | {"group_id": "h"}]}
 
@@ -127,13 +127,13 @@ def test_partition_missing_in_a_response_is_requested_again(bench: CoordinatorBe
     assert len(bench.asked(ApiKey.OFFSET_FETCH)) == 3
 
 
-def test_a_broker_of_one_group_a_request_is_understood(bench: CoordinatorBench) -> None:
+def test_broker_that_takes_one_group_per_request_is_understood(bench: CoordinatorBench) -> None:
     bench.cluster.versions = {**KAFKA_3_0, ApiKey.OFFSET_FETCH: (0, 7)}
     found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
     assert found == {"g": {PLACE: CommittedOffset(5, "rows=5")}}
 
 
-def test_a_broker_that_cannot_wait_for_stable_offsets_is_refused(bench: CoordinatorBench) -> None:
+def test_broker_that_cannot_wait_for_stable_offsets_is_refused(bench: CoordinatorBench) -> None:
     bench.cluster.versions = KAFKA_2_1
     with pytest.raises(UnsupportedVersionError, match=r"group .g.*versions 0 to 5 of OFFSET_FETCH"):
         bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())

@@ -39,7 +39,7 @@ def committed(bench: CoordinatorBench) -> list[bytes | None]:
     return [record.value for record in bench.cluster.log("t", 0).committed_records()]
 
 
-def test_a_record_counts_once_its_transaction_is_committed(bench: CoordinatorBench) -> None:
+def test_record_counts_once_its_transaction_is_committed(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
     write(bench, open_, "first")
     # From version 2 on the partition's leader adds it to the transaction.
@@ -53,7 +53,7 @@ def test_a_record_counts_once_its_transaction_is_committed(bench: CoordinatorBen
     assert committed(bench) == [b"first", b"second"]
 
 
-def test_a_lost_answer_does_not_double_the_record(bench: CoordinatorBench) -> None:
+def test_lost_answer_does_not_double_the_record(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
     bench.cluster.on(ApiKey.PRODUCE, faults.lose_response())
     write(bench, open_, "once")
@@ -62,7 +62,7 @@ def test_a_lost_answer_does_not_double_the_record(bench: CoordinatorBench) -> No
     assert committed(bench) == [b"once"]
 
 
-def test_what_repeats_itself_goes_compressed_and_is_read_whole(bench: CoordinatorBench) -> None:
+def test_repetitive_record_is_compressed_and_read_whole(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
     value = ",".join(f"spark-kafka-sink-{'0' * 24}/{number}" for number in range(40_000))
     write(bench, open_, value)
@@ -72,7 +72,7 @@ def test_what_repeats_itself_goes_compressed_and_is_read_whole(bench: Coordinato
     assert newest(bench, b"k") == value.encode()
 
 
-def test_a_leader_that_moved_is_found_again(bench: CoordinatorBench) -> None:
+def test_leader_that_moved_is_found_again(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
     bench.cluster.move_leader("t", 0, 1)
     write(bench, open_, "moved")
@@ -81,7 +81,7 @@ def test_a_leader_that_moved_is_found_again(bench: CoordinatorBench) -> None:
     assert bench.asked(ApiKey.PRODUCE)[-1].node_id == 1
 
 
-def test_who_was_fenced_writes_nothing_and_is_told_so(bench: CoordinatorBench) -> None:
+def test_fenced_writer_writes_nothing_and_raises(bench: CoordinatorBench) -> None:
     """Bug: under version 2 it was a leader's InvalidProducerEpochError, of the place and not of the id."""
     open_ = begin(bench)
     bench.raw.begin("driver")
@@ -97,7 +97,7 @@ def test_silence_ends_with_the_timer_and_names_the_partition(bench: CoordinatorB
         write(bench, open_, "unheard", limit_ms=3_000)
 
 
-def test_what_was_not_sent_by_the_limit_is_never_sent(bench: CoordinatorBench) -> None:
+def test_request_not_sent_by_the_limit_is_never_sent(bench: CoordinatorBench) -> None:
     bench.cluster.coordinators["driver"] = 1
     open_ = begin(bench)
     bench.rig.network.cut(0)
@@ -112,7 +112,7 @@ def test_what_was_not_sent_by_the_limit_is_never_sent(bench: CoordinatorBench) -
     assert bench.asked(ApiKey.PRODUCE) == []
 
 
-def test_a_partition_without_a_leader_is_waited_for(bench: CoordinatorBench) -> None:
+def test_partition_without_a_leader_is_waited_for(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
     bench.cluster.move_leader("t", 0, NO_LEADER)
     bench.client.await_metadata_update(bench.timer())
@@ -122,14 +122,14 @@ def test_a_partition_without_a_leader_is_waited_for(bench: CoordinatorBench) -> 
     assert committed(bench) == [b"led again"]
 
 
-def test_an_answer_that_does_not_mention_the_partition_is_none(bench: CoordinatorBench) -> None:
+def test_answer_without_the_partition_does_not_count(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
     bench.cluster.on(ApiKey.PRODUCE, faults.change(lambda _: {"responses": []}))
     write(bench, open_, "once")
     assert len(bench.asked(ApiKey.PRODUCE)) == 2
 
 
-def test_a_refusal_is_raised_with_the_partition(bench: CoordinatorBench) -> None:
+def test_refusal_is_raised_with_the_partition(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
     bench.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError))
     with pytest.raises(TopicAuthorizationError, match="t-0"):
@@ -144,7 +144,7 @@ def newest(bench: CoordinatorBench, key: bytes, limit_ms: int = 60_000) -> bytes
     return None if found is None else found.value
 
 
-def test_the_newest_record_of_a_key_is_found_behind_many_others(bench: CoordinatorBench) -> None:
+def test_newest_record_of_a_key_is_found_behind_many_others(bench: CoordinatorBench) -> None:
     assert newest(bench, b"mine") is None
     open_ = begin(bench)
     bench.coordinator.writer.write(open_, PLACE, b"mine", b"old", 0, bench.timer())
@@ -156,7 +156,7 @@ def test_the_newest_record_of_a_key_is_found_behind_many_others(bench: Coordinat
     assert newest(bench, b"nobody's") is None
 
 
-def test_what_was_committed_behind_an_open_transaction_is_waited_for(bench: CoordinatorBench) -> None:
+def test_record_committed_behind_an_open_transaction_is_awaited(bench: CoordinatorBench) -> None:
     blocking = bench.raw.begin("blocking")
     begin(bench)
     bench.raw.write(blocking, PLACE, "open")
@@ -170,7 +170,7 @@ def test_what_was_committed_behind_an_open_transaction_is_waited_for(bench: Coor
     assert newest(bench, b"mine") == b"decided"
 
 
-def test_a_beginning_that_compaction_moves_meanwhile_is_asked_for_again(bench: CoordinatorBench) -> None:
+def test_start_offset_moved_by_compaction_is_asked_for_again(bench: CoordinatorBench) -> None:
     open_ = begin(bench)
     for sequence in range(4):
         bench.coordinator.writer.write(open_, PLACE, b"mine", b"%d" % sequence, sequence, bench.timer())

@@ -27,7 +27,7 @@ from spark_kafka_sink.protocol.transactions import InitProducerIdRequest
 from spark_kafka_sink.protocol.versions import ApiKey
 
 
-def test_a_completed_future_has_its_value() -> None:
+def test_completed_future_has_its_value() -> None:
     future: RequestFuture[int] = RequestFuture()
     assert future.should_block()
     assert not future.is_done()
@@ -40,7 +40,7 @@ def test_a_completed_future_has_its_value() -> None:
     assert future.value() == 3
 
 
-def test_a_failed_future_has_its_error() -> None:
+def test_failed_future_has_its_error() -> None:
     future: RequestFuture[int] = RequestFuture()
     future.fail(DisconnectError())
     assert future.failed()
@@ -64,7 +64,7 @@ def test_none_is_a_value() -> None:
     assert future.succeeded()
 
 
-def test_what_is_not_there_yet_is_refused() -> None:
+def test_value_or_error_before_completion_raises() -> None:
     future: RequestFuture[int] = RequestFuture()
     with pytest.raises(IllegalStateError):
         future.value()
@@ -77,7 +77,7 @@ def test_what_is_not_there_yet_is_refused() -> None:
 
 @pytest.mark.parametrize("first", ["complete", "fail"])
 @pytest.mark.parametrize("second", ["complete", "fail"])
-def test_a_future_ends_once_only(first: str, second: str) -> None:
+def test_future_ends_only_once(first: str, second: str) -> None:
     future: RequestFuture[int] = RequestFuture()
     ends = {"complete": lambda: future.complete(1), "fail": lambda: future.fail(DisconnectError())}
     ends[first]()
@@ -110,7 +110,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_request_is_sent_to_a_ready_node_and_its_future_completes(bench: Bench) -> None:
+def test_request_to_a_ready_node_completes_its_future(bench: Bench) -> None:
     node = bench.rig.node(0)
     future = bench.client.send(node, ASK)
     assert not future.is_done()
@@ -125,7 +125,7 @@ def test_requests_to_one_node_are_sent_in_order(bench: Bench) -> None:
     assert [future.value().body.producer_id for future in futures] == list(range(1000, 1012))
 
 
-def test_a_node_that_is_not_ready_holds_no_other_up() -> None:
+def test_node_that_is_not_ready_delays_no_other_node() -> None:
     bench = Bench(2)
     bench.rig.network.hanging.add(0)
     waiting = bench.client.send(bench.rig.node(0), ASK)
@@ -142,7 +142,7 @@ def test_nothing_is_sent_before_a_poll(bench: Bench) -> None:
     assert not future.is_done()
 
 
-def test_request_is_sent_in_the_poll_that_makes_its_node_ready(bench: Bench) -> None:
+def test_request_goes_in_the_poll_that_makes_its_node_ready(bench: Bench) -> None:
     bench.client.send(bench.rig.node(0), ASK)
     while not bench.rig.states.is_ready("0", bench.rig.now_ms):
         assert not bench.rig.client.has_in_flight_requests("0") or bench.rig.states.is_preparing("0")
@@ -158,7 +158,7 @@ def test_nothing_is_kept_of_a_node_with_nothing_to_send(bench: Bench) -> None:
 # ---- how a request can fail ----------------------------------------------------------------------------------------
 
 
-def test_a_lost_connection_fails_what_was_sent(bench: Bench) -> None:
+def test_lost_connection_fails_the_sent_request(bench: Bench) -> None:
     bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.close_before())
     future = bench.client.send(bench.rig.node(0), ASK)
     bench.finish(future)
@@ -175,7 +175,7 @@ def test_failed_connection_fails_unsent_requests(bench: Bench) -> None:
     assert "broker-0" in str(future.error)
 
 
-def test_an_answer_to_another_request_fails_it_with_the_reason(bench: Bench) -> None:
+def test_answer_to_another_request_fails_it_with_the_reason(bench: Bench) -> None:
     bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.wrong_correlation_id())
     future = bench.client.send(bench.rig.node(0), ASK)
     bench.finish(future)
@@ -183,7 +183,7 @@ def test_an_answer_to_another_request_fails_it_with_the_reason(bench: Bench) -> 
     assert "correlation id" in str(future.error)
 
 
-def test_a_request_not_answered_in_time_fails_with_its_limit(bench: Bench) -> None:
+def test_request_not_answered_in_time_fails_with_its_limit(bench: Bench) -> None:
     bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     future = bench.client.send(bench.rig.node(0), ASK, request_timeout_ms=700)
     bench.finish(future)
@@ -191,7 +191,7 @@ def test_a_request_not_answered_in_time_fails_with_its_limit(bench: Bench) -> No
     assert "700 ms" in str(future.error)
 
 
-def test_request_that_is_not_sent_in_time_fails_with_its_limit(bench: Bench) -> None:
+def test_request_not_sent_in_time_fails_with_its_limit(bench: Bench) -> None:
     bench.rig.connect(0)
     bench.rig.network.stalled.add(0)
     first = bench.client.send(bench.rig.node(0), ASK)
@@ -205,30 +205,37 @@ def test_request_that_is_not_sent_in_time_fails_with_its_limit(bench: Bench) -> 
     assert not first.is_done()
 
 
-def test_a_refusal_fails_what_was_sent_and_what_was_not(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def refuse(rig: ClientRig, connection_id: str) -> SaslAuthenticationError:
+    """Let the selector's next poll report that SASL failed."""
+    error = SaslAuthenticationError("wrong password")
+    state = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
+    rig.selector.close(connection_id)
+    rig.selector.at(rig.now_ms, lambda: rig.selector.disconnected.update({connection_id: state}))
+    return error
+
+
+def test_refused_login_fails_sent_and_unsent_requests(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     rig = bench.rig
     node = rig.connect(0)
     sent = bench.client.send(node, ASK)
     bench.client.poll(bench.timer(0))
     rig.network.stalled.add(0)
     unsent = bench.client.send(node, ASK)
-    error = SaslAuthenticationError("wrong password")
-    rig.selector.close("0")
-    rig.selector._lost["0"] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
+    error = refuse(rig, "0")
     with caplog.at_level(logging.CRITICAL), pytest.raises(SaslAuthenticationError):
         bench.client.poll(bench.timer(10))
     assert sent.error is error
     assert unsent.error is error
 
 
-def test_a_node_too_old_fails_it_with_the_versions(bench: Bench) -> None:
+def test_request_to_a_node_too_old_fails_with_the_versions(bench: Bench) -> None:
     bench.rig.cluster.versions = {**bench.rig.cluster.versions, 2: (0, 0)}
     future = bench.client.send(bench.rig.node(0), ListOffsetsRequest({}))
     bench.finish(future)
     assert isinstance(future.error, UnsupportedVersionError)
 
 
-def test_disconnect_async_fails_what_is_pending_to_the_node_with_the_next_poll() -> None:
+def test_next_poll_after_disconnect_async_fails_pending_requests() -> None:
     bench = Bench(2)
     node, other = bench.rig.connect(0), bench.rig.connect(1)
     bench.rig.network.held |= {0, 1}
@@ -268,7 +275,7 @@ def test_poll_with_requests_in_flight_waits_to_its_maximum(bench: Bench) -> None
     assert waited(bench, 30) == 30
 
 
-def test_reconnect_backoff_of_a_node_with_something_unsent_bounds_the_poll(bench: Bench) -> None:
+def test_reconnect_backoff_of_a_node_with_unsent_requests_bounds_poll(bench: Bench) -> None:
     bench.rig.connect(0)
     bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     bench.client.send(bench.rig.node(0), ASK)  # in flight: else the retry backoff would bound the poll
@@ -280,7 +287,7 @@ def test_reconnect_backoff_of_a_node_with_something_unsent_bounds_the_poll(bench
     assert 0 < left_ms < 100
     bench.rig.client.connection_failed = lambda node: False  # type: ignore[method-assign]  # it is to stay queued
     bench.client.send(down, ASK)
-    bench.rig.selector._is_woken = False
+    bench.client.poll(bench.timer(0))  # takes the wake-up of the send
     assert waited(bench, 60_000) == left_ms
 
 
@@ -321,9 +328,8 @@ def test_late_request_expires_behind_one_that_is_not_late(bench: Bench) -> None:
 
 
 def test_send_within_the_backoff_after_a_refusal_fails_with_it(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    node, error = bench.rig.connect(0), SaslAuthenticationError("wrong password")
-    bench.rig.selector.close("0")
-    bench.rig.selector._lost["0"] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
+    node = bench.rig.connect(0)
+    error = refuse(bench.rig, "0")
     with caplog.at_level(logging.CRITICAL), pytest.raises(SaslAuthenticationError):
         bench.client.poll(bench.timer(0))
     again = bench.client.send(node, ASK)
@@ -331,13 +337,13 @@ def test_send_within_the_backoff_after_a_refusal_fails_with_it(bench: Bench, cap
     assert again.error is error
 
 
-def test_a_condition_already_met_makes_a_poll_not_wait(bench: Bench) -> None:
+def test_condition_already_met_makes_a_poll_not_wait(bench: Bench) -> None:
     done: RequestFuture[ClientResponse] = RequestFuture()
     done.fail(DisconnectError())
     assert waited(bench, 60_000, done) == 0
 
 
-def test_polling_for_a_future_gives_up_when_the_time_is_over(bench: Bench) -> None:
+def test_poll_until_a_future_ends_at_the_timer(bench: Bench) -> None:
     bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     before_ms = bench.rig.now_ms
     future = bench.client.send(bench.rig.node(0), ASK)
@@ -345,7 +351,7 @@ def test_polling_for_a_future_gives_up_when_the_time_is_over(bench: Bench) -> No
     assert bench.rig.now_ms - before_ms == 2_000
 
 
-def test_a_poll_raises_what_metadata_met(bench: Bench) -> None:
+def test_poll_raises_the_error_of_metadata(bench: Bench) -> None:
     values = {"topics": [{"name": "t", "error_code": ErrorCode.topic_authorization_failed}]}
     bench.rig.cluster.on(ApiKey.METADATA, faults.change(lambda answer: answer | values))
     with pytest.raises(TopicAuthorizationError, match="t"):
@@ -355,7 +361,7 @@ def test_a_poll_raises_what_metadata_met(bench: Bench) -> None:
 # ---- metadata and nodes --------------------------------------------------------------------------------------------
 
 
-def test_a_metadata_update_can_be_waited_for(bench: Bench) -> None:
+def test_metadata_update_can_be_waited_for(bench: Bench) -> None:
     version = bench.rig.metadata.update_version
     assert bench.client.await_metadata_update(bench.timer())
     assert bench.rig.metadata.update_version == version + 1
@@ -363,7 +369,7 @@ def test_a_metadata_update_can_be_waited_for(bench: Bench) -> None:
     assert not bench.client.await_metadata_update(bench.timer(1_000))
 
 
-def test_the_nodes_are_those_of_the_network_client(bench: Bench) -> None:
+def test_nodes_are_those_of_the_network_client(bench: Bench) -> None:
     node = bench.rig.node(0)
     assert bench.client.least_loaded_node() == node
     bench.rig.connect(0)
@@ -372,7 +378,7 @@ def test_the_nodes_are_those_of_the_network_client(bench: Bench) -> None:
         bench.rig.poll()
 
 
-def test_the_default_time_out_is_the_clients(bench: Bench) -> None:
+def test_default_timeout_is_that_of_the_client(bench: Bench) -> None:
     bench.rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.lose_request())
     future = bench.client.send(bench.rig.node(0), ASK)
     bench.finish(future)

@@ -17,6 +17,7 @@ from spark_kafka_sink.admin.topic_reader import (
     AbortedTransaction,
     PartitionRecords,
     TopicReader,
+    TopicTail,
     is_abort_marker,
     visible_batches,
 )
@@ -51,11 +52,11 @@ def batch_bytes(values: Sequence[str], codec: str = "none", **state: Any) -> byt
 class Bench:
     """A reader of topic `t`, one partition a node, over a scripted cluster."""
 
-    def __init__(self, node_count: int = 1, max_partition_bytes: int = 1 << 20) -> None:
+    def __init__(self, node_count: int = 1, max_partition_bytes: int = 1 << 20, timeout_ms: int = TIMEOUT_MS) -> None:
         self.rig = ClientRig(node_count)
         self.rig.cluster.create_topic("t", partitions=node_count)
         self.client = self.rig.consumer()
-        self.reader = TopicReader(self.client, self.rig.metadata, self.rig.clock, 100, TIMEOUT_MS, max_partition_bytes)
+        self.reader = TopicReader(self.client, self.rig.metadata, self.rig.clock, 100, timeout_ms, max_partition_bytes)
 
     def append(self, partition: int, *values: str, codec: str = "none", **state: Any) -> None:
         epoch = self.rig.cluster.topics["t"].partitions[partition].leader_epoch
@@ -91,7 +92,7 @@ def test_every_partition_is_read_from_its_beginning_to_its_end() -> None:
     assert bench.read() == expected
 
 
-def test_an_empty_topic_gives_nothing_and_asks_for_nothing() -> None:
+def test_empty_topic_gives_no_records_without_a_fetch() -> None:
     bench = Bench(2)
     assert bench.read() == {}
     assert bench.fetches() == []
@@ -104,7 +105,7 @@ def test_compressed_batches_are_read(codec: str) -> None:
     assert bench.read() == {0: ["same"] * 100}
 
 
-def test_what_is_written_after_the_reading_began_is_not_read() -> None:
+def test_records_written_after_the_read_began_are_not_read() -> None:
     bench = Bench(max_partition_bytes=1)
     bench.append(0, "a")
     bench.append(0, "b")
@@ -114,7 +115,7 @@ def test_what_is_written_after_the_reading_began_is_not_read() -> None:
     assert by_partition([first, *found]) == {0: ["a", "b"]}
 
 
-def test_a_given_start_is_used_even_in_the_middle_of_a_batch() -> None:
+def test_given_start_may_lie_in_the_middle_of_a_batch() -> None:
     bench = Bench(2)
     for partition in (0, 1):
         bench.append(partition, "a", "b", "c")
@@ -123,7 +124,7 @@ def test_a_given_start_is_used_even_in_the_middle_of_a_batch() -> None:
     assert bench.read(start={TopicPartition("t", 0): 2, TopicPartition("other", 0): 1})[0] == ["c"]
 
 
-def test_an_end_in_the_middle_of_a_batch_cuts_it() -> None:
+def test_end_in_the_middle_of_a_batch_cuts_it() -> None:
     bench = Bench()
     bench.append(0, "a", "b", "c")
 
@@ -135,7 +136,7 @@ def test_an_end_in_the_middle_of_a_batch_cuts_it() -> None:
     assert bench.read() == {0: ["a", "b"]}
 
 
-def test_a_batch_larger_than_the_limit_is_read_all_the_same() -> None:
+def test_batch_larger_than_the_limit_is_read_too() -> None:
     bench = Bench(max_partition_bytes=10)
     bench.append(0, "x" * 1_000)
     bench.append(0, "y" * 1_000)
@@ -194,28 +195,28 @@ def test_missing_topic_is_reported_and_not_created() -> None:
     assert "nope" not in bench.rig.cluster.topics
 
 
-def test_without_any_broker_the_error_says_why() -> None:
+def test_timeout_without_any_broker_gives_the_reason() -> None:
     bench = Bench()
     bench.rig.network.refusing.add(0)
     with pytest.raises(UnknownTopicOrPartitionError, match=r"'t'.*Connection refused"):
         bench.reader.partitions("t")
 
 
-def test_a_topic_that_appears_in_time_is_read() -> None:
+def test_topic_that_appears_in_time_is_read() -> None:
     bench = Bench()
     bench.append(0, "a")
     bench.rig.cluster.topics["t"].visible_from_ms = bench.rig.now_ms + 3_000
     assert bench.read() == {0: ["a"]}
 
 
-def test_a_topic_that_may_not_be_read_is_named() -> None:
+def test_topic_that_may_not_be_read_is_named() -> None:
     bench = Bench()
     bench.rig.cluster.on(ApiKey.METADATA, faults.fail_with(TopicAuthorizationError), times=None)
     with pytest.raises(TopicAuthorizationError, match="t"):
         bench.read()
 
 
-def test_a_partition_that_may_not_be_read_is_named() -> None:
+def test_partition_that_may_not_be_read_is_named() -> None:
     bench = Bench()
     bench.append(0, "a")
     bench.rig.cluster.on(ApiKey.FETCH, faults.fail_with(TopicAuthorizationError))
@@ -223,7 +224,7 @@ def test_a_partition_that_may_not_be_read_is_named() -> None:
         bench.read()
 
 
-def test_a_leader_that_moves_in_the_middle_is_followed() -> None:
+def test_leader_that_moves_during_a_read_is_followed() -> None:
     bench = Bench(2, max_partition_bytes=1)
     for index in range(6):
         bench.append(0, f"a{index}")
@@ -234,7 +235,7 @@ def test_a_leader_that_moves_in_the_middle_is_followed() -> None:
     assert {exchange.node_id for exchange in bench.fetches()} == {0, 1}
 
 
-def test_the_leaders_epoch_goes_with_the_request() -> None:
+def test_leaders_epoch_goes_with_the_request() -> None:
     bench = Bench(2)
     bench.append(0, "a")
     bench.rig.cluster.move_leader("t", 0, 0)
@@ -258,7 +259,7 @@ def test_the_leaders_epoch_goes_with_the_request() -> None:
         ErrorCode.unknown_leader_epoch,
     ],
 )
-def test_an_error_that_passes_is_waited_out_with_a_pause(api: int, code: int) -> None:
+def test_passing_error_is_retried_after_a_pause(api: int, code: int) -> None:
     bench = Bench()
     bench.append(0, "a")
     bench.rig.cluster.on(api, faults.fail_with(code), times=5)
@@ -276,7 +277,7 @@ def test_read_waits_for_an_end_unknown_to_the_new_leader() -> None:
 
 @pytest.mark.parametrize("fault", [faults.close_before(), faults.lose_request(), faults.wrong_correlation_id()])
 @pytest.mark.parametrize("api", [ApiKey.FETCH, ApiKey.LIST_OFFSETS])
-def test_a_lost_request_is_sent_again(fault: faults.Hook, api: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_request_is_sent_again(fault: faults.Hook, api: int, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.reader._timeout_ms = 60_000
     bench.append(0, "a")
@@ -296,7 +297,7 @@ def test_lasting_error_ends_at_the_limit_with_its_cause(api: int) -> None:
     assert TIMEOUT_MS <= bench.rig.now_ms - started_ms <= TIMEOUT_MS * 1.2
 
 
-def test_the_limit_counts_from_the_last_progress() -> None:
+def test_timeout_counts_from_the_last_progress() -> None:
     bench = Bench(max_partition_bytes=1)
     for index in range(6):
         bench.append(0, f"a{index}")
@@ -304,7 +305,7 @@ def test_the_limit_counts_from_the_last_progress() -> None:
     assert len(bench.read()[0]) == 6
 
 
-def test_the_time_the_caller_takes_does_not_count() -> None:
+def test_time_that_the_caller_takes_does_not_count() -> None:
     bench = Bench(max_partition_bytes=1)
     for index in range(4):
         bench.append(0, f"a{index}")
@@ -315,7 +316,7 @@ def test_the_time_the_caller_takes_does_not_count() -> None:
     assert count == 4
 
 
-def test_records_deleted_under_the_reader_are_an_error_that_names_the_partition() -> None:
+def test_records_deleted_during_a_read_raise_with_the_partition() -> None:
     bench = Bench(max_partition_bytes=1)
     for index in range(6):
         bench.append(0, f"a{index}")
@@ -326,7 +327,7 @@ def test_records_deleted_under_the_reader_are_an_error_that_names_the_partition(
         list(found)
 
 
-def test_a_corrupt_batch_is_an_error() -> None:
+def test_corrupt_batch_is_an_error() -> None:
     bench = Bench()
     bench.append(0, "abcdefgh")
     bench.rig.cluster.on(ApiKey.FETCH, faults.corrupt(lambda frame: frame.replace(b"abcdefgh", b"abcdefgX")))
@@ -334,7 +335,7 @@ def test_a_corrupt_batch_is_an_error() -> None:
         bench.read()
 
 
-def test_a_partition_the_answer_leaves_out_is_asked_for_again() -> None:
+def test_partition_missing_from_an_answer_is_asked_for_again() -> None:
     bench = Bench()
     bench.append(0, "a")
     bench.rig.cluster.on(ApiKey.FETCH, faults.change(lambda values: values | {"responses": ()}), times=2)
@@ -342,7 +343,7 @@ def test_a_partition_the_answer_leaves_out_is_asked_for_again() -> None:
     assert bench.read() == {0: ["a"]}
 
 
-def test_an_error_of_the_whole_answer_is_waited_out() -> None:
+def test_error_of_the_whole_answer_is_retried() -> None:
     bench = Bench()
     bench.append(0, "a")
     bench.rig.cluster.on(
@@ -398,7 +399,7 @@ def test_partitions_that_were_not_asked_for_are_passed_over() -> None:
     assert bench.read() == {0: ["a"]}
 
 
-def test_a_node_is_asked_again_only_when_it_has_answered() -> None:
+def test_node_is_asked_again_only_when_it_has_answered() -> None:
     bench = Bench(max_partition_bytes=1)
     bench.rig.cluster.add_partitions("t", 1)
     for index in range(4):
@@ -451,13 +452,13 @@ def test_no_more_is_fetched_than_the_tail(bench: CoordinatorBench) -> None:
     assert fetched_from(bench) == [41 - 32]
 
 
-def test_a_partition_without_records_has_an_empty_tail() -> None:
+def test_partition_without_records_has_an_empty_tail() -> None:
     bench = CoordinatorBench()
     assert newest(bench) is None
     assert bench.asked(ApiKey.FETCH) == []
 
 
-def test_the_search_goes_back_over_what_readers_do_not_see(bench: CoordinatorBench) -> None:
+def test_search_goes_back_over_records_that_readers_do_not_see(bench: CoordinatorBench) -> None:
     append(bench, "decided", key=b"mine")
     for _ in range(20):
         open_ = bench.raw.begin("id")
@@ -503,7 +504,7 @@ def test_unknown_partition_is_reported_at_once(bench: CoordinatorBench) -> None:
     assert bench.rig.now_ms - started_ms < 1_000
 
 
-def test_a_missing_topic_is_named_at_the_limit(bench: CoordinatorBench) -> None:
+def test_missing_topic_is_named_at_the_limit(bench: CoordinatorBench) -> None:
     started_ms = bench.rig.now_ms
     with pytest.raises(UnknownTopicOrPartitionError, match="'nope'"):
         bench.coordinator.topics.read_from(TopicPartition("nope", 0), 0, bench.timer(2_000))
@@ -526,7 +527,7 @@ def test_silent_leader_fails_the_read_at_the_limit(bench: CoordinatorBench) -> N
 
 
 def test_slow_tail_fails_at_the_timer(bench: CoordinatorBench) -> None:
-    bench.coordinator.topics._retry_backoff_ms = 1
+    bench.coordinator.topics = TopicTail(bench.client, bench.rig.metadata, bench.rig.clock, retry_backoff_ms=1)
     append(bench, *["x" * 400_000] * 40)
     bench.cluster.on(ApiKey.FETCH, faults.delay(400), times=None)
     started_ms = bench.rig.now_ms
@@ -542,7 +543,7 @@ def test_partition_that_keeps_shrinking_fails_at_the_limit(bench: CoordinatorBen
     assert bench.rig.now_ms == pytest.approx(1_000_500, abs=50)
 
 
-def test_a_limit_that_is_over_already_reads_nothing(bench: CoordinatorBench) -> None:
+def test_expired_timer_reads_nothing(bench: CoordinatorBench) -> None:
     with pytest.raises(KafkaTimeoutError, match=r"t was not read within 0 ms"):
         newest(bench, 0)
     assert bench.cluster.requests == []
@@ -574,22 +575,22 @@ def test_control_batches_are_never_seen() -> None:
     assert seen([batch(0), marker(1, 7, COMMIT), marker(2, 7, ABORT), batch(3)]) == [0, 3]
 
 
-def test_records_of_an_aborted_transaction_are_left_out_up_to_its_end() -> None:
+def test_records_of_an_aborted_transaction_are_skipped_to_its_end() -> None:
     log = [data(0, 7), marker(1, 7, COMMIT), data(2, 7), data(3, 7), marker(4, 7, ABORT), data(5, 7)]
     assert seen(log, (7, 2)) == [0, 5]
 
 
-def test_transactions_of_several_producers_are_told_apart() -> None:
+def test_aborted_transactions_of_several_producers_are_distinguished() -> None:
     log = [data(0, 7), data(1, 8), batch(2), data(3, 7), marker(4, 7, ABORT), data(5, 8), data(6, 7)]
     assert seen(log, (7, 0)) == [1, 2, 5, 6]
 
 
-def test_one_producer_may_abort_several_times() -> None:
+def test_producer_may_abort_several_transactions() -> None:
     log = [data(0, 7), marker(1, 7, ABORT), data(2, 7), marker(3, 7, COMMIT), data(4, 7), marker(5, 7, ABORT)]
     assert seen(log, (7, 4), (7, 0)) == [2]
 
 
-def test_a_transaction_that_began_before_the_fetch_is_left_out_too() -> None:
+def test_aborted_transaction_from_before_the_fetch_is_skipped_too() -> None:
     assert seen([data(10, 7), marker(11, 7, ABORT), data(12, 7)], (7, 3)) == [12]
 
 
@@ -597,11 +598,11 @@ def test_transactions_aborted_before_the_fetch_are_left_out() -> None:
     assert seen([data(10, 9), data(11, 8), data(12, 7), data(13, 6)], (7, 3), (8, 4), (9, 5)) == [13]
 
 
-def test_records_outside_transactions_are_seen_whatever_their_producer() -> None:
+def test_records_outside_transactions_are_visible_for_any_producer() -> None:
     assert seen([batch(0, 7), data(1, 7)], (7, 0)) == [0]
 
 
-def test_a_commit_marker_or_an_empty_batch_is_no_abort() -> None:
+def test_commit_marker_or_empty_batch_is_not_an_abort() -> None:
     assert is_abort_marker(marker(0, 7, ABORT))
     assert not is_abort_marker(marker(0, 7, COMMIT))
     assert not is_abort_marker(batch(0, 7, TRANSACTIONAL, bytes(4)))

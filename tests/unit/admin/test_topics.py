@@ -43,16 +43,16 @@ def answer(*topics: str) -> MetadataResponse:
     )
 
 
-def test_only_its_topics_are_asked_for_and_none_is_created() -> None:
+def test_request_names_only_its_topics_and_creates_none() -> None:
     request = follow("b", "a").new_metadata_request_and_version(0).request
     assert request == MetadataRequest(("a", "b"), allow_auto_topic_creation=False)
 
 
-def test_without_topics_the_brokers_alone_are_asked_for() -> None:
+def test_request_without_topics_asks_only_for_brokers() -> None:
     assert follow().new_metadata_request_and_version(0).request.topics == ()
 
 
-def test_added_topic_is_requested_alone_and_at_once() -> None:
+def test_added_topic_is_requested_at_once_and_without_others() -> None:
     metadata = follow("a")
     metadata.update(0, answer("a"), False, 1_000)
     metadata.add_topics(["a"])
@@ -113,7 +113,7 @@ def test_topic_that_comes_back_is_not_gone(bench: CoordinatorBench) -> None:
         bench.rig.clock.sleep_ms(ABSENCE_LIMIT_MS - 2_000)
 
 
-def test_topic_is_not_gone_where_no_node_answers(bench: CoordinatorBench) -> None:
+def test_topic_is_not_gone_while_no_node_answers(bench: CoordinatorBench) -> None:
     """The client has begun again with its bootstrap addresses, and knows no topic."""
     absence = TopicAbsence(bench.rig.metadata, bench.rig.clock)
     bench.rig.metadata.bootstrap([("broker-0", 9092)])
@@ -154,13 +154,13 @@ def test_missing_topic_is_created_with_one_replica_a_node() -> None:
     ]
 
 
-def test_a_topic_that_is_there_is_left_as_it_is() -> None:
+def test_existing_topic_is_not_changed() -> None:
     bench = CoordinatorBench()
     assert ensure(bench, "t") == 1
     assert bench.asked(ApiKey.CREATE_TOPICS) == []
 
 
-def test_a_topic_that_somebody_else_creates_meanwhile_is_taken() -> None:
+def test_topic_created_by_another_client_meanwhile_is_used() -> None:
     bench = CoordinatorBench()
 
     exists = faults.fail_with(TopicExistsError)
@@ -173,7 +173,7 @@ def test_a_topic_that_somebody_else_creates_meanwhile_is_taken() -> None:
     assert ensure(bench, "decisions") == 7
 
 
-def test_a_refused_creation_is_raised_with_the_topic() -> None:
+def test_refused_creation_is_raised_with_the_topic() -> None:
     bench = CoordinatorBench()
     bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(TopicAuthorizationError))
     with pytest.raises(TopicAuthorizationError, match="decisions"):
@@ -204,7 +204,7 @@ def test_missing_topic_is_created_by_the_controller_with_zookeeper() -> None:
         assert ensure(bench, f"decisions-{controller}") == 5
 
 
-def test_a_quota_on_the_creation_of_topics_is_waited_out() -> None:
+def test_quota_on_topic_creation_is_waited_for() -> None:
     """KIP-599: a broker refuses what goes beyond it, and says for how long."""
     bench = CoordinatorBench(node_count=1)
     exceeded = faults.fail_with(ErrorCode.throttling_quota_exceeded)
@@ -219,7 +219,7 @@ def test_a_quota_on_the_creation_of_topics_is_waited_out() -> None:
     assert created.now_ms - refused.now_ms >= 3_000
 
 
-def test_of_one_node_one_replica_is_in_sync() -> None:
+def test_topic_on_one_node_has_one_in_sync_replica() -> None:
     bench = CoordinatorBench(node_count=1)
     assert ensure(bench, "decisions") == 5
     (topic,) = bench.asked(ApiKey.CREATE_TOPICS)[0].request.topics
@@ -229,7 +229,7 @@ def test_of_one_node_one_replica_is_in_sync() -> None:
 @pytest.mark.parametrize(
     "code", [ErrorCode.not_controller, ErrorCode.request_timed_out], ids=["not the controller", "timed out"]
 )
-def test_a_creation_that_fails_for_now_is_repeated_with_pauses(code: int) -> None:
+def test_creation_with_a_retriable_error_is_repeated_with_pauses(code: int) -> None:
     bench = CoordinatorBench()
     bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(code), times=3)
     assert ensure(bench, "decisions") == 5
@@ -238,7 +238,7 @@ def test_a_creation_that_fails_for_now_is_repeated_with_pauses(code: int) -> Non
     assert all(later - earlier >= 100 for earlier, later in pairwise(times))
 
 
-def test_a_creation_that_an_answer_does_not_mention_is_repeated() -> None:
+def test_creation_missing_from_the_answer_is_repeated() -> None:
     bench = CoordinatorBench()
     bench.cluster.on(ApiKey.CREATE_TOPICS, lambda *_: Answer({"throttle_time": 0, "topics": []}))
     assert ensure(bench, "decisions") == 5
@@ -257,12 +257,12 @@ def test_failing_topic_creation_ends_at_the_limit_with_its_cause() -> None:
 
 
 @pytest.mark.parametrize("limit_ms", [3 * 10**9, 2**63 - 1], ids=["beyond 32 bits", "Long.MAX_VALUE"])
-def test_a_topic_is_created_however_long_that_may_take(limit_ms: int) -> None:
+def test_topic_is_created_however_long_that_may_take(limit_ms: int) -> None:
     bench = CoordinatorBench()
     assert ensure(bench, "decisions", limit_ms) == 5
 
 
-def test_a_cluster_that_comes_back_in_time_is_asked() -> None:
+def test_cluster_that_returns_in_time_is_asked() -> None:
     bench = CoordinatorBench(node_count=1)
     bench.rig.network.refusing.add(0)
     bench.rig.selector.at(bench.rig.now_ms + 3_000, lambda: bench.rig.network.refusing.discard(0))
@@ -280,7 +280,7 @@ def test_partition_count_of_a_missing_topic_is_zero() -> None:
     assert bench.asked(ApiKey.CREATE_TOPICS) == []
 
 
-def test_a_cluster_that_does_not_answer_is_no_missing_topic() -> None:
+def test_cluster_that_does_not_answer_is_not_a_missing_topic() -> None:
     bench = CoordinatorBench(node_count=1)
     bench.rig.network.refusing.add(0)
     with pytest.raises(KafkaTimeoutError, match=r"Topic decisions was not looked up within 2000 ms\. .*refused"):

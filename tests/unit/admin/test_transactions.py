@@ -44,7 +44,7 @@ def test_refusal_after_a_lost_response_is_in_doubt(is_in_doubt: bool, status: En
 # ---- producer ids --------------------------------------------------------------------------------------------------
 
 
-def test_the_first_epoch_of_an_id_is_zero_and_each_call_gives_the_next(bench: CoordinatorBench) -> None:
+def test_first_epoch_is_zero_and_each_call_gives_the_next(bench: CoordinatorBench) -> None:
     transactions = bench.coordinator.transactions
     first = transactions.init_producer_id("id", 60_000, bench.timer())
     assert first == (1000, 0)
@@ -55,7 +55,7 @@ def test_the_first_epoch_of_an_id_is_zero_and_each_call_gives_the_next(bench: Co
     assert bench.cluster.transactions.transactions["id"].timeout_ms == 50_000
 
 
-def test_an_open_transaction_is_aborted_and_waited_for(bench: CoordinatorBench) -> None:
+def test_open_transaction_is_aborted_and_waited_for(bench: CoordinatorBench) -> None:
     bench.cluster.transactions.marker_delay_ms = 300
     (open_,) = bench.open("id")
     started_ms = bench.rig.now_ms
@@ -71,7 +71,7 @@ def test_endless_open_transaction_is_reported_at_the_limit(bench: CoordinatorBen
         bench.coordinator.transactions.init_producer_id("id", 60_000, bench.timer(1_500))
 
 
-def test_many_ids_are_fenced_at_once_each_with_its_own_outcome(bench: CoordinatorBench) -> None:
+def test_many_ids_fenced_at_once_have_separate_outcomes(bench: CoordinatorBench) -> None:
     opened = bench.open("a", "b", "c")
     bench.cluster.on(
         ApiKey.INIT_PRODUCER_ID, faults.fail_with(TransactionalIdAuthorizationError), times=None, node_id=1
@@ -85,7 +85,7 @@ def test_many_ids_are_fenced_at_once_each_with_its_own_outcome(bench: Coordinato
 
 
 @pytest.mark.parametrize("error_code", [ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced])
-def test_both_ways_to_say_fenced_are_one_error(bench: CoordinatorBench, error_code: int) -> None:
+def test_both_codes_of_fencing_become_one_error(bench: CoordinatorBench, error_code: int) -> None:
     bench.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(error_code))
     with pytest.raises(ProducerFencedError, match=r"'id'.*newer producer"):
         bench.coordinator.transactions.init_producer_id("id", 60_000, bench.timer(), ProducerIdAndEpoch(1000, 0))
@@ -107,7 +107,7 @@ def test_both_ways_to_say_fenced_are_one_error(bench: CoordinatorBench, error_co
     ],
 )
 @pytest.mark.parametrize("committed", [True, False])
-def test_what_an_answer_means_is_told_apart(
+def test_each_answer_has_its_own_outcome(
     bench: CoordinatorBench, error_code: int, status: EndTxnStatus, error_type: type[KafkaError], committed: bool
 ) -> None:
     (open_,) = bench.open("id")
@@ -123,7 +123,7 @@ def test_what_an_answer_means_is_told_apart(
     assert len(bench.asked(ApiKey.END_TXN)) == 1
 
 
-def test_a_decided_answer_after_a_lost_one_stays_what_it_is(bench: CoordinatorBench) -> None:
+def test_decided_answer_after_a_lost_one_keeps_its_meaning(bench: CoordinatorBench) -> None:
     (open_,) = bench.open("id")
     bench.cluster.on(ApiKey.END_TXN, faults.close_before())
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(ProducerFencedError))
@@ -131,7 +131,7 @@ def test_a_decided_answer_after_a_lost_one_stays_what_it_is(bench: CoordinatorBe
 
 
 @pytest.mark.parametrize(("version", "request_version", "bump"), [(1, 4, 0), (2, 5, 1)])
-def test_a_transaction_ends_in_the_version_it_was_begun_under(version: int, request_version: int, bump: int) -> None:
+def test_transaction_ends_in_the_version_it_began_under(version: int, request_version: int, bump: int) -> None:
     bench = CoordinatorBench(version=version)
     (open_,) = bench.open("id")
     outcome = bench.commit(open_)
@@ -139,14 +139,14 @@ def test_a_transaction_ends_in_the_version_it_was_begun_under(version: int, requ
     assert [exchange.version for exchange in bench.asked(ApiKey.END_TXN)] == [request_version]
 
 
-def test_the_first_producer_id_of_all_has_a_next_epoch_too(bench: CoordinatorBench) -> None:
+def test_producer_id_zero_has_a_next_epoch_too(bench: CoordinatorBench) -> None:
     bench.cluster.next_producer_id = 0
     (open_,) = bench.open("id")
     outcome = bench.commit(open_)
     assert outcome.producer == (0, open_.producer_epoch + 1)
 
 
-def test_the_last_epoch_of_a_producer_id_is_followed_by_another_id(bench: CoordinatorBench) -> None:
+def test_last_epoch_is_followed_by_another_producer_id(bench: CoordinatorBench) -> None:
     (open_,) = bench.open("id")
     held = bench.cluster.transactions.transactions["id"]
     held.epoch = 2**15 - 2
@@ -163,14 +163,14 @@ def test_the_last_epoch_of_a_producer_id_is_followed_by_another_id(bench: Coordi
 # ---- describe and list ---------------------------------------------------------------------------------------------
 
 
-def test_who_may_not_describe_is_told_what_to_grant(bench: CoordinatorBench) -> None:
+def test_describe_without_permission_names_the_grant(bench: CoordinatorBench) -> None:
     bench.open("a", "b")
     bench.cluster.on(ApiKey.DESCRIBE_TRANSACTIONS, faults.fail_with(TransactionalIdAuthorizationError), node_id=1)
     with pytest.raises(TransactionalIdAuthorizationError, match=r"'b'.*grant DESCRIBE"):
         bench.coordinator.transactions.describe_transactions(["a", "b"], bench.timer())
 
 
-def test_a_state_that_we_have_not_heard_of_is_unknown(bench: CoordinatorBench) -> None:
+def test_state_that_is_new_to_us_is_unknown(bench: CoordinatorBench) -> None:
     bench.open("id")
 
     def rename(values: dict[str, Any]) -> dict[str, Any]:
@@ -188,14 +188,14 @@ def listed(bench: CoordinatorBench, timeout_ms: int = 60_000, **filters: Any) ->
     return [(each.transactional_id, each.coordinator.id) for each in found]
 
 
-def test_all_brokers_are_asked_and_what_they_know_is_one_list(bench: CoordinatorBench) -> None:
+def test_listing_joins_the_answers_of_all_brokers(bench: CoordinatorBench) -> None:
     bench.open("c", "b", "a", "d")
     assert listed(bench) == [("a", 2), ("b", 1), ("c", 0), ("d", 0)]
     assert sorted(exchange.node_id for exchange in bench.asked(ApiKey.LIST_TRANSACTIONS)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("error_code", [ErrorCode.coordinator_load_in_progress, ErrorCode.coordinator_not_available])
-def test_a_broker_that_is_loading_is_asked_again_alone(bench: CoordinatorBench, error_code: int) -> None:
+def test_only_the_broker_that_is_loading_is_asked_again(bench: CoordinatorBench, error_code: int) -> None:
     bench.open("a", "b", "c")
     bench.cluster.on(ApiKey.LIST_TRANSACTIONS, faults.fail_with(error_code), node_id=1)
     assert len(listed(bench)) == 3
@@ -219,7 +219,7 @@ def test_listing_skips_a_dead_broker_and_finds_its_transactions_elsewhere(bench:
 
 
 @pytest.mark.parametrize("delay_ms", [2_500, 8_000])
-def test_a_broker_that_answers_slowly_is_waited_for(bench: CoordinatorBench, delay_ms: int) -> None:
+def test_broker_that_answers_slowly_is_waited_for(bench: CoordinatorBench, delay_ms: int) -> None:
     bench.open("a", "b", "c")
     bench.cluster.on(ApiKey.LIST_TRANSACTIONS, faults.delay(delay_ms), node_id=1, times=None)
     assert listed(bench) == [("a", 0), ("b", 1), ("c", 2)]
@@ -254,12 +254,12 @@ def test_filter_on_a_too_old_broker_is_refused(bench: CoordinatorBench) -> None:
         listed(bench, longer_than_ms=5)
 
 
-def test_a_state_that_a_broker_does_not_know_is_refused(bench: CoordinatorBench) -> None:
+def test_state_that_a_broker_does_not_know_is_refused(bench: CoordinatorBench) -> None:
     with pytest.raises(UnsupportedVersionError, match=r"broker-\d.*Unknown"):
         listed(bench, states=[TransactionState.UNKNOWN])
 
 
-def test_listing_from_a_broker_before_3_0_names_release_and_node_once(bench: CoordinatorBench) -> None:
+def test_listing_before_kafka_3_0_names_release_and_node_once(bench: CoordinatorBench) -> None:
     bench.cluster.versions = {
         key: value for key, value in bench.cluster.versions.items() if key != ApiKey.LIST_TRANSACTIONS
     }

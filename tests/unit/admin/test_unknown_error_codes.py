@@ -60,7 +60,7 @@ def test_its_number_request_and_place_are_in_the_error(api_key: ApiKey) -> None:
         assert part in str(caught.value)
 
 
-def test_the_end_of_a_transaction_is_asked_for_again_and_the_timeout_tells_of_it() -> None:
+def test_unknown_code_of_end_txn_is_named_at_the_timeout() -> None:
     bench = CoordinatorBench()
     with pytest.raises(KafkaTimeoutError) as caught:
         end(bench)

@@ -44,7 +44,7 @@ def test_useless_argument_is_refused_before_measuring(
     assert why in error
 
 
-def test_what_can_be_written_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_writable_path_is_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plots").mkdir()

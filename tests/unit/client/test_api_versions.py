@@ -23,7 +23,7 @@ def versions(features: Mapping[str, int], epoch: int) -> NodeApiVersions:
     return NodeApiVersions({3: VersionRange(0, 12)}, features, epoch)
 
 
-def test_the_first_question_is_in_our_latest_version_and_asked_once() -> None:
+def test_first_request_has_our_latest_version_and_goes_once() -> None:
     discovery = VersionDiscovery(ApiVersions())
     discovery.begin("1")
     assert discovery.due() == ["1"]
@@ -31,7 +31,7 @@ def test_the_first_question_is_in_our_latest_version_and_asked_once() -> None:
     assert discovery.due() == []
 
 
-def test_an_answer_makes_the_nodes_versions_known() -> None:
+def test_answer_makes_the_versions_of_the_node_known() -> None:
     registry = ApiVersions()
     discovery = VersionDiscovery(registry)
     assert discovery.on_response("1", LATEST, response(ranges=[(3, 0, 9)]))
@@ -47,13 +47,13 @@ def test_next_versions_request_uses_the_version_that_the_node_names() -> None:
     assert discovery.take_version("1") == 2
 
 
-def test_a_node_that_names_no_version_is_asked_in_version_0() -> None:
+def test_node_that_names_no_version_is_asked_in_version_0() -> None:
     discovery = VersionDiscovery(ApiVersions())
     assert not discovery.on_response("1", LATEST, response(ErrorCode.unsupported_version))
     assert discovery.take_version("1") == 0
 
 
-def test_node_that_refuses_each_version_gets_lower_ones_until_it_fails() -> None:
+def test_refused_versions_get_lower_until_none_is_left() -> None:
     discovery = VersionDiscovery(ApiVersions())
     asked = [LATEST]
     while asked[-1] > 0:
@@ -65,7 +65,7 @@ def test_node_that_refuses_each_version_gets_lower_ones_until_it_fails() -> None
     assert discovery.due() == []
 
 
-def test_a_negative_claim_is_version_0() -> None:
+def test_negative_claim_is_version_0() -> None:
     discovery = VersionDiscovery(ApiVersions())
     discovery.on_response("1", LATEST, response(ErrorCode.unsupported_version, [(18, 0, -5)]))
     assert discovery.take_version("1") == 0
@@ -85,7 +85,7 @@ def test_range_upside_down_leaves_the_node_known() -> None:
     assert known.ranges[3] == (0, 9)
 
 
-def test_a_lost_node_is_forgotten_and_not_due_any_more() -> None:
+def test_lost_node_is_forgotten_and_not_due() -> None:
     registry = ApiVersions()
     discovery = VersionDiscovery(registry)
     discovery.on_response("1", LATEST, response(ranges=[(3, 0, 9)]))
@@ -95,7 +95,7 @@ def test_a_lost_node_is_forgotten_and_not_due_any_more() -> None:
     assert discovery.due() == []
 
 
-def test_features_are_those_of_the_highest_epoch_and_outlive_the_node() -> None:
+def test_features_of_the_highest_epoch_outlive_the_node() -> None:
     registry = ApiVersions()
     assert registry.finalized_feature("transaction.version") == 0
     registry.update("1", versions({"transaction.version": 2}, 7))

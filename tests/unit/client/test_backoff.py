@@ -25,6 +25,6 @@ def test_maximum_below_the_initial_wait_is_constant() -> None:
     assert {backoff.backoff_ms(attempts) for attempts in range(20)} == {300}
 
 
-def test_a_start_of_zero_never_waits() -> None:
+def test_start_of_zero_never_waits() -> None:
     backoff = ExponentialBackoff(0, 2, 1_000, 0.2, random.Random(1))
     assert {backoff.backoff_ms(attempts) for attempts in (0, 1, 10**9)} == {0}

@@ -48,7 +48,7 @@ def connect(states: ClusterConnectionStates, now_ms: int, host: str = "broker") 
     return str(states.current_address(NODE).sockaddr[0])
 
 
-def test_a_node_never_tried_may_be_connected_to_at_once() -> None:
+def test_node_never_tried_may_connect_at_once() -> None:
     states = make()
     assert states.can_connect(NODE, 0)
     assert states.connection_delay(NODE, 0) == 0
@@ -56,7 +56,7 @@ def test_a_node_never_tried_may_be_connected_to_at_once() -> None:
     assert not states.is_disconnected(NODE)
 
 
-def test_the_states_follow_one_another_from_connecting_to_ready() -> None:
+def test_states_follow_one_another_from_connecting_to_ready() -> None:
     states = make()
     connect(states, 0)
     assert states.is_connecting(NODE)
@@ -77,7 +77,7 @@ def test_the_states_follow_one_another_from_connecting_to_ready() -> None:
     assert not states.is_connected(NODE)
 
 
-def test_a_lost_node_is_left_alone_for_the_backoff() -> None:
+def test_lost_node_is_not_connected_during_the_backoff() -> None:
     states = make()
     connect(states, 0)
     states.disconnected(NODE, 1_000)
@@ -103,7 +103,7 @@ def test_reconnect_backoff_grows_and_resets_when_ready() -> None:
     assert states.connection_delay(NODE, 0) <= 60
 
 
-def test_the_setup_timeout_grows_with_failed_setups_to_its_maximum() -> None:
+def test_setup_timeout_grows_with_failed_setups_to_its_maximum() -> None:
     states = make()
     timeouts = []
     for _ in range(5):
@@ -116,7 +116,7 @@ def test_the_setup_timeout_grows_with_failed_setups_to_its_maximum() -> None:
 
 
 @pytest.mark.parametrize("move", ["checking_api_versions", "ready"])
-def test_a_setup_that_succeeds_resets_the_setup_timeout(move: str) -> None:
+def test_setup_that_succeeds_resets_the_setup_timeout(move: str) -> None:
     states = make()
     for _ in range(4):
         connect(states, 0)
@@ -126,7 +126,7 @@ def test_a_setup_that_succeeds_resets_the_setup_timeout(move: str) -> None:
     assert states.setup_timeout_ms(NODE) <= 12_000
 
 
-def test_only_nodes_that_are_still_connecting_run_into_the_setup_timeout() -> None:
+def test_only_connecting_nodes_have_a_setup_timeout() -> None:
     states = make()
     connect(states, 1_000)
     states.connecting("8", "broker", 9092, 2_000)
@@ -165,7 +165,7 @@ def test_lost_connection_resolves_again_and_tries_another_address_first() -> Non
     assert len(names.asked) == 2
 
 
-def test_a_single_address_is_tried_again_after_a_lost_connection() -> None:
+def test_single_address_is_tried_again_after_a_lost_connection() -> None:
     states = make(Names("10.0.0.1"))
     connect(states, 0)
     states.ready(NODE)
@@ -183,7 +183,7 @@ def test_unresolved_host_is_resolved_again_at_the_next_attempt() -> None:
     assert connect(states, 0) == "10.0.0.4"
 
 
-def test_a_node_that_moved_to_another_host_starts_over() -> None:
+def test_node_that_moved_to_another_host_starts_over() -> None:
     names = Names("10.0.0.1", "10.0.0.2")
     states = make(names)
     for _ in range(6):
@@ -209,7 +209,7 @@ def test_throttle_blocks_requests_and_never_gets_shorter() -> None:
     assert states.throttle_delay_ms("unknown", 0) == 0
 
 
-def test_a_throttle_does_not_lengthen_the_delay_of_a_node_that_is_down() -> None:
+def test_throttle_does_not_lengthen_the_backoff_of_a_lost_node() -> None:
     states = make()
     connect(states, 0)
     states.ready(NODE)
@@ -218,7 +218,7 @@ def test_a_throttle_does_not_lengthen_the_delay_of_a_node_that_is_down() -> None
     assert states.poll_delay_ms(NODE, 0) <= 60
 
 
-def test_a_refusal_is_kept_until_a_later_connection_is_ready() -> None:
+def test_refusal_is_kept_until_a_later_connection_is_ready() -> None:
     states = make()
     error: KafkaError = SaslAuthenticationError("wrong password")
     connect(states, 0)

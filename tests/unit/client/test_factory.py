@@ -55,5 +55,5 @@ def test_one_unresolved_canonical_name_keeps_the_others(caplog: pytest.LogCaptur
     assert "Passing over bad.a:1" in caplog.text
 
 
-def test_an_address_given_twice_is_kept_once() -> None:
+def test_address_given_twice_is_kept_once() -> None:
     assert bootstrap_addresses([("a", 1), ("a", 1)], ALL, resolve, canonical_names) == [("a", 1)]

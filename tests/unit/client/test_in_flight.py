@@ -21,7 +21,7 @@ def sent(request: InFlightRequest) -> InFlightRequest:
     return request
 
 
-def test_answers_complete_in_the_order_sent_and_each_node_has_its_own() -> None:
+def test_requests_complete_in_order_and_separately_for_each_node() -> None:
     requests = InFlightRequests(5)
     first, second, other = sent(in_flight()), sent(in_flight()), sent(in_flight("2"))
     for each in (first, second, other):
@@ -37,7 +37,7 @@ def test_answers_complete_in_the_order_sent_and_each_node_has_its_own() -> None:
     assert requests.complete_oldest("2") is other
 
 
-def test_nothing_more_is_sent_before_the_newest_send_is_whole() -> None:
+def test_no_send_before_the_newest_send_is_complete() -> None:
     requests = InFlightRequests(5)
     assert requests.can_send_more("1")
     request = in_flight()
@@ -47,7 +47,7 @@ def test_nothing_more_is_sent_before_the_newest_send_is_whole() -> None:
     assert requests.can_send_more("1")
 
 
-def test_nothing_more_is_sent_at_the_maximum() -> None:
+def test_no_send_at_max_in_flight() -> None:
     requests = InFlightRequests(2)
     requests.add(sent(in_flight()))
     assert requests.can_send_more("1")
@@ -67,7 +67,7 @@ def test_clearing_takes_out_one_nodes_requests_in_the_order_sent() -> None:
     assert requests.count() == 1
 
 
-def test_a_request_times_out_after_its_own_limit() -> None:
+def test_request_times_out_after_its_own_limit() -> None:
     requests = InFlightRequests(5)
     requests.add(in_flight("1", sent_ms=100, timeout_ms=5_000))
     requests.add(in_flight("2", sent_ms=100, timeout_ms=200))
@@ -85,7 +85,7 @@ def test_any_request_of_a_node_may_time_out_first() -> None:
     assert requests.nodes_with_timed_out_requests(101) == ["1"]
 
 
-def test_a_throttle_does_not_count_against_the_timeout() -> None:
+def test_throttle_does_not_count_against_the_timeout() -> None:
     requests = InFlightRequests(5)
     requests.add(in_flight("1", timeout_ms=200))
     requests.add(in_flight("2", timeout_ms=200))

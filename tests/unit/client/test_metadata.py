@@ -92,7 +92,7 @@ def test_rebootstrap_begins_again_from_the_same_addresses(metadata: SomeTopics) 
     assert metadata.update_requested()
 
 
-def test_an_update_becomes_the_cluster_view(metadata: SomeTopics) -> None:
+def test_update_becomes_the_cluster_view(metadata: SomeTopics) -> None:
     metadata.bootstrap([("a", 1)])
     update(metadata, response(topic("t", partition(), partition(number=1, leader=None, epoch=3), topic_id=ID_A)))
     cluster = metadata.fetch()
@@ -122,7 +122,7 @@ def test_replicas_that_partitions_have_in_common_are_looked_up_once(metadata: So
     assert first.in_sync_replicas is second.in_sync_replicas
 
 
-def test_a_leader_whose_address_is_not_known_is_no_leader(metadata: SomeTopics) -> None:
+def test_leader_without_a_known_address_is_not_a_leader(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=77))))
     assert metadata.fetch().leader_for(T0) is None
     assert metadata.current_leader(T0) == LeaderAndEpoch(None, 5)
@@ -191,14 +191,14 @@ def test_without_epochs_every_response_is_new(metadata: SomeTopics) -> None:
     assert metadata.time_to_next_update(1_000) <= 120
 
 
-def test_a_newer_epoch_is_news(metadata: SomeTopics) -> None:
+def test_newer_epoch_is_reported_as_a_change(metadata: SomeTopics) -> None:
     for epoch in range(6):
         update(metadata, response(topic("t", partition(epoch=epoch))))
     metadata.request_update(reset_equivalent_backoff=False)
     assert metadata.time_to_next_update(1_000) <= 120
 
 
-def test_a_failure_starts_the_wait_for_news_over(metadata: SomeTopics) -> None:
+def test_failure_starts_the_wait_for_news_over(metadata: SomeTopics) -> None:
     for _ in range(6):
         update(metadata, response(topic("t", partition())))
     metadata.failed_update(1_000)
@@ -206,7 +206,7 @@ def test_a_failure_starts_the_wait_for_news_over(metadata: SomeTopics) -> None:
     assert metadata.time_to_next_update(1_000) <= 120
 
 
-def test_an_update_for_age_does_not_wait_for_news(metadata: SomeTopics) -> None:
+def test_update_for_age_does_not_wait_for_news(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition())))
     now_ms = 1_000 + EXPIRE_MS
     for _ in range(6):
@@ -216,7 +216,7 @@ def test_an_update_for_age_does_not_wait_for_news(metadata: SomeTopics) -> None:
     assert metadata.time_to_next_update(now_ms) <= 120
 
 
-def test_new_topics_are_asked_for_at_once_and_alone(metadata: SomeTopics) -> None:
+def test_new_topics_are_requested_at_once_and_without_others(metadata: SomeTopics) -> None:
     update(metadata, response())
     metadata.new = ("u",)
     assert metadata.request_update_for_new_topics() == 1
@@ -227,7 +227,7 @@ def test_new_topics_are_asked_for_at_once_and_alone(metadata: SomeTopics) -> Non
     assert asked.request_version == 1
 
 
-def test_a_full_update_that_is_due_covers_new_topics_too(metadata: SomeTopics) -> None:
+def test_full_update_that_is_due_covers_new_topics_too(metadata: SomeTopics) -> None:
     update(metadata, response())
     metadata.new = ("u",)
     metadata.request_update_for_new_topics()
@@ -235,7 +235,7 @@ def test_a_full_update_that_is_due_covers_new_topics_too(metadata: SomeTopics) -
     assert not metadata.new_metadata_request_and_version(1_000).is_partial
 
 
-def test_an_expired_view_is_asked_for_in_full(metadata: SomeTopics) -> None:
+def test_expired_view_is_asked_for_in_full(metadata: SomeTopics) -> None:
     update(metadata, response())
     metadata.new = ("u",)
     metadata.request_update_for_new_topics()
@@ -243,7 +243,7 @@ def test_an_expired_view_is_asked_for_in_full(metadata: SomeTopics) -> None:
     assert not metadata.new_metadata_request_and_version(1_000 + EXPIRE_MS).is_partial
 
 
-def test_topics_asked_for_while_an_update_was_under_way_stay_wanted(metadata: SomeTopics) -> None:
+def test_topics_added_during_an_update_stay_requested(metadata: SomeTopics) -> None:
     metadata.request_update_for_new_topics()
     asked = metadata.new_metadata_request_and_version(1_000)
     metadata.request_update_for_new_topics()
@@ -284,14 +284,14 @@ def test_without_subclass_all_topics_are_asked_for_and_kept() -> None:
 # ---- what a response changes -------------------------------------------------------------------------------------
 
 
-def test_topics_that_nobody_wants_are_not_kept(metadata: SomeTopics) -> None:
+def test_topics_that_are_not_requested_are_not_kept(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(), topic_id=ID_A), topic("x", partition("x"), topic_id=ID_B)))
     assert metadata.fetch().topics == {"t"}
     assert metadata.cache.topic_ids == {"t": ID_A}
     assert metadata.current_leader(TopicPartition("x", 0)).epoch is None
 
 
-def test_epochs_of_topics_not_wanted_any_more_are_forgotten(metadata: SomeTopics) -> None:
+def test_epochs_of_topics_no_longer_requested_are_forgotten(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition())))
     metadata.wanted.discard("t")
     update(metadata, response())
@@ -308,7 +308,7 @@ def test_full_update_replaces_and_partial_update_merges(metadata: SomeTopics) ->
     assert metadata.cache.topic_ids == {}
 
 
-def test_a_partial_update_replaces_the_topics_it_tells_of(metadata: SomeTopics) -> None:
+def test_partial_update_replaces_its_topics(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(), partition(number=1), topic_id=ID_A)))
     update(metadata, response(topic("t", partition())), is_partial=True)
     assert metadata.fetch().partition_count_for_topic("t") == 1
@@ -317,7 +317,7 @@ def test_a_partial_update_replaces_the_topics_it_tells_of(metadata: SomeTopics) 
     assert metadata.fetch().partition_count_for_topic("t") is None
 
 
-def test_a_partial_update_tells_of_the_whole_cluster(metadata: SomeTopics) -> None:
+def test_partial_update_has_all_brokers(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition())))
     nodes = {4: Node(4, "new", 9092)}
     update(metadata, MetadataResponse(nodes, (topic("u"),), "another", 4), is_partial=True)
@@ -398,7 +398,7 @@ def test_stale_metadata_error_asks_for_a_full_update(metadata: SomeTopics, code:
     assert not metadata.new_metadata_request_and_version(1_000).is_partial
 
 
-def test_a_partition_without_leader_asks_for_a_full_update(metadata: SomeTopics) -> None:
+def test_partition_without_leader_asks_for_a_full_update(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=None, error=5))))
     assert metadata.update_requested()
     assert metadata.fetch().partition_count_for_topic("t") == 1
@@ -412,7 +412,7 @@ def test_other_errors_of_a_topic_ask_for_nothing(metadata: SomeTopics, code: int
     assert not metadata.update_requested()
 
 
-def test_an_error_of_a_topic_nobody_wants_asks_for_nothing(metadata: SomeTopics) -> None:
+def test_error_of_an_unrequested_topic_requests_no_update(metadata: SomeTopics) -> None:
     update(metadata, response(topic("x", error=3)))
     assert not metadata.update_requested()
 
@@ -420,7 +420,7 @@ def test_an_error_of_a_topic_nobody_wants_asks_for_nothing(metadata: SomeTopics)
 # ---- epochs and ids ----------------------------------------------------------------------------------------------
 
 
-def test_an_older_epoch_never_replaces_a_newer_one(metadata: SomeTopics) -> None:
+def test_older_epoch_never_replaces_a_newer_one(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=0, epoch=5), topic_id=ID_A)))
     update(metadata, response(topic("t", partition(leader=1, epoch=4), topic_id=ID_A)))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 5)
@@ -448,7 +448,7 @@ def test_rebootstrap_leaves_no_partition_out(metadata: SomeTopics) -> None:
     assert metadata.fetch().partition_count_for_topic("t") == 2
 
 
-def test_a_topic_deleted_and_made_again_starts_from_a_lower_epoch(metadata: SomeTopics) -> None:
+def test_topic_created_again_starts_from_a_lower_epoch(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=0, epoch=9), topic_id=ID_A)))
     update(metadata, response(topic("t", error=3)))
     update(metadata, response(topic("t", partition(leader=1, epoch=0), topic_id=ID_B)))
@@ -456,7 +456,7 @@ def test_a_topic_deleted_and_made_again_starts_from_a_lower_epoch(metadata: Some
     assert metadata.cache.topic_ids == {"t": ID_B}
 
 
-def test_a_changed_topic_id_resets_the_epoch(metadata: SomeTopics) -> None:
+def test_changed_topic_id_resets_the_epoch(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=0, epoch=9), topic_id=ID_A)))
     update(metadata, response(topic("t", partition(leader=1, epoch=2), topic_id=ID_B)))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], 2)
@@ -469,7 +469,7 @@ def test_without_topic_ids_epochs_still_only_grow(metadata: SomeTopics) -> None:
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 9)
 
 
-def test_unreliable_epochs_are_not_believed(metadata: SomeTopics) -> None:
+def test_unreliable_epochs_are_not_used(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=0, epoch=9))))
     update(metadata, response(topic("t", partition(leader=1, epoch=2)), reliable=False))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], None)
@@ -484,7 +484,7 @@ def test_response_without_topic_id_keeps_the_topic(metadata: SomeTopics) -> None
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 9)
 
 
-def test_an_answer_without_epoch_is_taken_as_it_is(metadata: SomeTopics) -> None:
+def test_answer_without_epoch_is_accepted(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=0, epoch=9))))
     update(metadata, response(topic("t", partition(leader=1, epoch=None))))
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], None)
@@ -546,7 +546,7 @@ def test_change_of_the_cluster_id_is_logged_on_one_line(caplog: pytest.LogCaptur
     assert caplog.messages == ["Cluster id: c?2026-01-01 CRITICAL root: forged?[2J", "Cluster id: two"]
 
 
-def test_the_error_of_a_topic_is_raised_once_and_names_it(metadata: SomeTopics) -> None:
+def test_error_of_a_topic_is_raised_once_and_names_it(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", error=29), topic("u", error=17)))
     with pytest.raises(TopicAuthorizationError, match=r"\bt\b.*grant") as caught:
         metadata.maybe_raise_any_error()
@@ -561,7 +561,7 @@ def test_invalid_topics_are_named_with_their_blanks(metadata: SomeTopics) -> Non
         metadata.maybe_raise_any_error()
 
 
-def test_the_error_of_one_topic_does_not_concern_another(metadata: SomeTopics) -> None:
+def test_error_of_one_topic_does_not_concern_another(metadata: SomeTopics) -> None:
     """Threads that wait for other topics are woken by the same update, and may look first."""
     update(metadata, response(topic("t", error=29), topic("u", error=17)))
     metadata.maybe_raise_error_for_topic("other")
@@ -572,13 +572,13 @@ def test_the_error_of_one_topic_does_not_concern_another(metadata: SomeTopics) -
     metadata.maybe_raise_any_error()
 
 
-def test_the_next_answer_clears_the_errors_of_topics(metadata: SomeTopics) -> None:
+def test_next_answer_clears_the_errors_of_topics(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", error=29)))
     update(metadata, response(topic("t", partition())))
     metadata.maybe_raise_any_error()
 
 
-def test_a_fatal_error_goes_first_and_is_raised_once(metadata: SomeTopics) -> None:
+def test_fatal_error_goes_first_and_is_raised_once(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", error=29)))
     error = ClusterAuthorizationError()
     metadata.fatal_error(error)
@@ -592,7 +592,9 @@ def test_a_fatal_error_goes_first_and_is_raised_once(metadata: SomeTopics) -> No
 
 
 @pytest.mark.parametrize("change", ["update", "fatal_error", "close"])
-def test_whoever_waits_is_woken(metadata: SomeTopics, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_thread_is_woken_by_each_change(
+    metadata: SomeTopics, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changes = {
         "update": lambda: update(metadata, response()),
         "fatal_error": lambda: metadata.fatal_error(ClusterAuthorizationError()),
@@ -604,7 +606,7 @@ def test_whoever_waits_is_woken(metadata: SomeTopics, change: str, monkeypatch: 
     assert woken == [True]
 
 
-def test_nothing_is_taken_in_after_close(metadata: SomeTopics) -> None:
+def test_update_after_close_raises(metadata: SomeTopics) -> None:
     metadata.close()
     assert metadata.is_closed
     with pytest.raises(IllegalStateError):
@@ -622,7 +624,7 @@ def test_why_connections_fail_is_kept_until_metadata_comes(metadata: SomeTopics)
 # ---- leaders that do not fit the brokers, and readers beside the writer ----------------------------------------------
 
 
-def test_leader_kept_by_its_newer_epoch_is_none_once_its_broker_is_gone(metadata: SomeTopics) -> None:
+def test_leader_of_a_newer_epoch_ends_with_its_broker(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(leader=2, epoch=10))))
     stale = MetadataResponse({0: NODES[0], 1: NODES[1]}, (topic("t", partition(leader=0, epoch=9)),), "c", 1, True)
     update(metadata, stale)

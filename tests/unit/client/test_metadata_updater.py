@@ -18,7 +18,7 @@ def updates(rig: ClientRig) -> int:
     return len(rig.cluster.requests_of(ApiKey.METADATA))
 
 
-def test_the_first_poll_connects_and_asks_for_the_topics() -> None:
+def test_first_poll_connects_and_asks_for_the_topics() -> None:
     rig = ClientRig(3, ["t"])
     rig.await_metadata()
     assert set(rig.metadata.fetch().nodes) == {rig.node(node_id) for node_id in range(3)}
@@ -27,7 +27,7 @@ def test_the_first_poll_connects_and_asks_for_the_topics() -> None:
     assert len(rig.selector.connection_ids) == 1, "no second connection is begun while one is being made"
 
 
-def test_one_update_at_a_time() -> None:
+def test_only_one_update_is_in_flight() -> None:
     rig = ClientRig(1)
     rig.await_metadata()
     rig.connect(0)
@@ -41,7 +41,7 @@ def test_one_update_at_a_time() -> None:
     assert not rig.updater.is_update_due(rig.now_ms)
 
 
-def test_an_answer_is_taken_though_another_node_was_lost_meanwhile() -> None:
+def test_answer_counts_though_another_node_was_lost_meanwhile() -> None:
     rig = ClientRig(2)
     rig.await_metadata()
     for node_id in (0, 1):
@@ -56,7 +56,7 @@ def test_an_answer_is_taken_though_another_node_was_lost_meanwhile() -> None:
     assert updates(rig) == 2
 
 
-def test_an_old_view_is_renewed_without_anybody_asking() -> None:
+def test_old_view_is_renewed_without_a_request() -> None:
     rig = ClientRig(1)
     rig.await_metadata()
     version = rig.metadata.update_version
@@ -64,7 +64,7 @@ def test_an_old_view_is_renewed_without_anybody_asking() -> None:
     assert rig.now_ms - 1_000_000 >= METADATA_EXPIRE_MS
 
 
-def test_a_poll_ends_in_time_for_the_next_update() -> None:
+def test_poll_ends_in_time_for_the_next_update() -> None:
     rig = ClientRig(1)
     rig.await_metadata()
     rig.metadata.request_update()
@@ -126,7 +126,7 @@ def test_text_of_brokers_is_no_line_of_the_log(caplog: pytest.LogCaptureFixture)
     assert all(message.isprintable() and len(message) < 3_000 for message in caplog.messages)
 
 
-def test_a_lost_bootstrap_connection_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_bootstrap_connection_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     rig = ClientRig(1, recovery_strategy="none")
     rig.network.refusing.add(0)
     with caplog.at_level(logging.WARNING):
@@ -184,7 +184,7 @@ def test_no_available_node_starts_a_rebootstrap() -> None:
     assert rig.metadata.fetch().partition_count_for_topic("t") == 2
 
 
-def test_starting_again_it_makes_a_new_connection_to_a_bootstrap_address() -> None:
+def test_rebootstrap_makes_a_new_connection_to_a_bootstrap_address() -> None:
     """The one that is there may lead to where nobody is any more: it would cost another request.timeout.ms."""
     rig = Seeds("rebootstrap")
     rig.metadata.bootstrap([("seed", 9092)])
@@ -284,7 +284,7 @@ def test_stale_metadata_triggers_a_rebootstrap() -> None:
     assert rig.metadata.update_version == version  # the time begins anew: else nothing would be asked ever after
 
 
-def test_the_trigger_time_starts_over_with_each_answer() -> None:
+def test_trigger_time_starts_over_with_each_answer() -> None:
     rig = ClientRig(1, ["t"])
     rig.await_metadata()
     for _ in range(4):
@@ -297,7 +297,7 @@ def test_the_trigger_time_starts_over_with_each_answer() -> None:
     assert rig.metadata.update_version == version
 
 
-def test_a_broker_may_ask_for_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_broker_may_request_a_rebootstrap(caplog: pytest.LogCaptureFixture) -> None:
     rig = ClientRig(1, ["t"])
     rig.await_metadata()
     rig.connect(0)

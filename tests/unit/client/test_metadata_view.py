@@ -40,7 +40,7 @@ def parse(version: int, **changes: Any) -> MetadataResponse:
 
 
 @pytest.mark.parametrize("version", range(VERSIONS.oldest, VERSIONS.latest + 1))
-def test_every_version_gives_the_same_value_but_for_what_it_does_not_tell(version: int) -> None:
+def test_every_version_gives_the_same_values_that_it_has(version: int) -> None:
     answer = parse(version)
     has_epoch, has_offline = version >= 7, version >= 5
     offline = (2,) if has_offline else ()
@@ -59,7 +59,7 @@ def test_every_version_gives_the_same_value_but_for_what_it_does_not_tell(versio
     )
 
 
-def test_what_is_not_known_is_none() -> None:
+def test_unknown_values_are_none() -> None:
     answer = parse(
         12,
         cluster_id=None,
@@ -72,18 +72,18 @@ def test_what_is_not_known_is_none() -> None:
     assert list(answer.error_codes()) == [("t", 3)]
 
 
-def test_the_zero_id_is_no_id() -> None:
+def test_zero_topic_id_means_no_id() -> None:
     answer = parse(
         12, topics=[{"error_code": ErrorCode.unknown_topic_or_partition, "name": "t", "topic_id": uuid.UUID(int=0)}]
     )
     assert answer.topics[0].topic_id is None
 
 
-def test_a_topic_without_a_name_is_left_out() -> None:
+def test_topic_without_a_name_is_left_out() -> None:
     assert (
         parse(12, topics=[{"error_code": ErrorCode.unknown_topic_id, "name": None, "topic_id": TOPIC_ID}]).topics == ()
     )
 
 
-def test_a_controller_that_is_not_listed_is_none() -> None:
+def test_unlisted_controller_is_none() -> None:
     assert parse(12, controller_id=9).controller is None

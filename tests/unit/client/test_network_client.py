@@ -56,7 +56,7 @@ def rig() -> ClientRig:
 # ---- requests and responses ----------------------------------------------------------------------------------------
 
 
-def test_a_request_comes_back_with_its_response_and_calls_back_once(rig: ClientRig) -> None:
+def test_request_ends_with_its_response_and_one_callback(rig: ClientRig) -> None:
     heard: list[ClientResponse] = []
     request = rig.send(0, ASK, callback=heard.append)
     assert rig.client.in_flight_request_count() == rig.client.in_flight_request_count("0") == 1
@@ -93,7 +93,7 @@ def test_bytes_of_frames_are_counted_with_their_size_fields(rig: ClientRig) -> N
         assert after[name] - before[name] == size, name
 
 
-def test_callbacks_run_last_and_one_that_raises_harms_nobody(rig: ClientRig, caplog: pytest.LogCaptureFixture) -> None:
+def test_callbacks_run_last_and_apart_from_each_other(rig: ClientRig, caplog: pytest.LogCaptureFixture) -> None:
     in_flight_then: list[int] = []
 
     def broken(_: ClientResponse) -> None:
@@ -111,7 +111,7 @@ def test_callbacks_run_last_and_one_that_raises_harms_nobody(rig: ClientRig, cap
     assert len(heard) == 1
 
 
-def test_a_request_without_response_is_done_when_it_is_sent(rig: ClientRig) -> None:
+def test_request_without_response_is_done_when_sent(rig: ClientRig) -> None:
     request = rig.send(0, ProduceRequest(0, 1_000, {}), expect_response=False)
     (response,) = rig.poll()
     assert response.request is request
@@ -120,13 +120,13 @@ def test_a_request_without_response_is_done_when_it_is_sent(rig: ClientRig) -> N
     assert not rig.client.has_in_flight_requests()
 
 
-def test_a_request_that_expects_a_response_is_not_done_when_it_is_sent(rig: ClientRig) -> None:
+def test_request_with_a_response_is_not_done_when_sent(rig: ClientRig) -> None:
     rig.send(0, ASK)
     assert rig.poll() == []
     assert rig.client.has_in_flight_requests()
 
 
-def test_a_node_that_is_not_ready_is_refused(rig: ClientRig) -> None:
+def test_node_that_is_not_ready_is_refused(rig: ClientRig) -> None:
     with pytest.raises(IllegalStateError, match="Node 5"):
         rig.send(5, ASK)
 
@@ -169,7 +169,7 @@ def test_correlation_ids_stay_out_of_the_range_kept_for_sasl(rig: ClientRig) -> 
 # ---- versions ------------------------------------------------------------------------------------------------------
 
 
-def test_the_highest_version_both_sides_know_is_used() -> None:
+def test_highest_common_version_is_used() -> None:
     rig = ClientRig(1, ["t"])
     rig.cluster.versions = KAFKA_2_1
     rig.await_metadata()
@@ -218,12 +218,11 @@ def test_node_without_versions_is_disconnected_and_retried() -> None:
     rig.await_metadata()
 
 
-def test_metadata_a_node_is_too_old_for_is_a_fatal_error() -> None:
+def test_metadata_of_a_node_too_old_is_a_fatal_error() -> None:
     rig = ClientRig(1)
     rig.cluster.versions = {**rig.cluster.versions, 3: (0, 2)}
-    rig.poll_until(lambda: rig.metadata._fatal_error)
     with pytest.raises(UnsupportedVersionError, match="METADATA"):
-        rig.metadata.maybe_raise_fatal_error()
+        rig.poll_until(rig.metadata.maybe_raise_fatal_error)
 
 
 # ---- wrong answers -------------------------------------------------------------------------------------------------
@@ -285,7 +284,7 @@ def test_server_that_is_not_kafka_is_logged_once_a_minute(caplog: pytest.LogCapt
     assert text.endswith("No broker of bootstrap.servers=broker-0:9092 answered within 60000 ms.")
 
 
-def test_the_error_of_a_wrong_correlation_id_names_node_and_both_ids(rig: ClientRig) -> None:
+def test_wrong_correlation_id_error_names_node_and_both_ids(rig: ClientRig) -> None:
     rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.wrong_correlation_id(5))
     request = rig.send(0, ASK)
     (response,) = rig.poll_until(lambda: rig.client.connection_failed(rig.node(0)))
@@ -332,7 +331,7 @@ def test_unexpected_exception_on_one_answer_costs_that_node_only(
     assert "unexpected KeyError" in caplog.text
 
 
-def test_unexpected_exception_on_metadata_is_a_failed_update_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_exception_on_metadata_fails_and_retries_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = ClientRig(1, ["t"])
     real, answers = MetadataResponse.from_entity, []
 
@@ -460,7 +459,7 @@ def test_reconnects_wait_out_the_backoff(rig: ClientRig) -> None:
     assert pauses[-1] >= 800
 
 
-def test_a_host_that_does_not_resolve_counts_as_a_failed_connection(caplog: pytest.LogCaptureFixture) -> None:
+def test_host_that_does_not_resolve_counts_as_a_failed_connection(caplog: pytest.LogCaptureFixture) -> None:
     def resolve(host: str, port: int) -> Sequence[Address]:
         raise BootstrapResolutionError(f"{host} has no address")
 
@@ -473,7 +472,7 @@ def test_a_host_that_does_not_resolve_counts_as_a_failed_connection(caplog: pyte
     assert rig.metadata.time_to_next_update(rig.now_ms) > 0
 
 
-def test_the_next_address_is_tried_when_one_fails() -> None:
+def test_next_address_is_tried_when_one_fails() -> None:
     def resolve(host: str, port: int) -> Sequence[Address]:
         return [Address(socket.AF_INET, (name, port)) for name in ("dead-end", host)]
 
@@ -481,10 +480,15 @@ def test_the_next_address_is_tried_when_one_fails() -> None:
     rig.await_metadata()
 
 
+def report_loss(rig: ClientRig, connection_id: str, state: ChannelState) -> None:
+    """Let the selector's next poll report the end of a connection."""
+    rig.selector.at(rig.now_ms, lambda: rig.selector.disconnected.update({connection_id: state}))
+
+
 def test_late_loss_of_a_connection_that_we_closed_is_ignored(rig: ClientRig) -> None:
     rig.client.disconnect("0")
     left_ms = rig.client.poll_delay_ms(rig.node(0), rig.now_ms)
-    rig.selector._lost["0"] = ChannelState(ChannelKind.READY, DisconnectError("late news"))
+    report_loss(rig, "0", ChannelState(ChannelKind.READY, DisconnectError("late news")))
     assert rig.poll() == []
     assert rig.metadata.connection_failure is None
     assert rig.client.poll_delay_ms(rig.node(0), rig.now_ms) == left_ms
@@ -525,7 +529,7 @@ def test_disconnect_completes_requests_and_keeps_metadata(rig: ClientRig) -> Non
     assert rig.poll() == []
 
 
-def test_disconnect_of_a_node_that_is_down_leaves_its_backoff_alone(rig: ClientRig) -> None:
+def test_disconnect_of_a_lost_node_keeps_its_backoff(rig: ClientRig) -> None:
     rig.client.disconnect("0")
     assert not rig.states.can_connect("0", rig.now_ms)
     rig.clock.advance(2 * RECONNECT_BACKOFF_MS)
@@ -534,7 +538,7 @@ def test_disconnect_of_a_node_that_is_down_leaves_its_backoff_alone(rig: ClientR
     assert rig.states.can_connect("0", rig.now_ms)
 
 
-def test_disconnect_with_many_in_flight_gives_all_back_in_the_order_sent(rig: ClientRig) -> None:
+def test_disconnect_returns_all_in_flight_requests_in_order(rig: ClientRig) -> None:
     heard: list[ClientResponse] = []
     sent = []
     for timeout_ms in (30_000, 1_000):
@@ -563,7 +567,7 @@ def test_disconnect_while_versions_are_asked_for_gives_nothing_back() -> None:
     rig.connect(0)
 
 
-def test_closing_a_node_that_is_being_connected_leaves_others_alone() -> None:
+def test_close_of_a_connecting_node_keeps_other_nodes() -> None:
     rig = ClientRig(2)
     rig.await_metadata()
     rig.network.hanging.add(0)
@@ -577,7 +581,7 @@ def test_closing_a_node_that_is_being_connected_leaves_others_alone() -> None:
     rig.connect(0)
 
 
-def test_a_metadata_request_lost_with_its_connection_is_a_failed_update(rig: ClientRig) -> None:
+def test_metadata_request_lost_with_its_connection_fails_the_update(rig: ClientRig) -> None:
     rig.cluster.on(ApiKey.METADATA, faults.close_before())
     rig.clock.advance(200)
     rig.metadata.request_update()
@@ -612,10 +616,10 @@ def test_metadata_request_lost_by_disconnect_is_sent_again(rig: ClientRig) -> No
 
 
 def refuse(rig: ClientRig, connection_id: str) -> SaslAuthenticationError:
-    """What the selector reports when SASL fails."""
+    """Let the selector report that SASL failed."""
     error = SaslAuthenticationError("wrong password")
     rig.selector.close(connection_id)
-    rig.selector._lost[connection_id] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, error)
+    report_loss(rig, connection_id, ChannelState(ChannelKind.AUTHENTICATION_FAILED, error))
     return error
 
 
@@ -633,7 +637,7 @@ def test_refused_login_is_reported_at_once_for_its_node(rig: ClientRig, caplog: 
         rig.metadata.maybe_raise_fatal_error()
 
 
-def test_a_refused_node_is_not_stormed(rig: ClientRig, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_node_is_not_connected_again_at_once(rig: ClientRig, caplog: pytest.LogCaptureFixture) -> None:
     refuse(rig, "0")
     with caplog.at_level(logging.CRITICAL):
         rig.poll()
@@ -645,7 +649,7 @@ def test_a_refused_node_is_not_stormed(rig: ClientRig, caplog: pytest.LogCapture
 # ---- throttling ----------------------------------------------------------------------------------------------------
 
 
-def test_a_throttled_node_gets_nothing_until_the_throttle_is_over(rig: ClientRig) -> None:
+def test_throttled_node_gets_nothing_until_the_throttle_is_over(rig: ClientRig) -> None:
     rig.cluster.throttle_ms = 700
     rig.send(0, ASK)
     rig.poll_until(lambda: not rig.client.has_in_flight_requests())
@@ -670,7 +674,7 @@ def test_client_does_not_repeat_a_throttle_of_the_broker() -> None:
     assert rig.client.ready(node, rig.now_ms)
 
 
-def test_a_throttle_does_not_count_against_what_is_in_flight(rig: ClientRig) -> None:
+def test_throttle_does_not_time_out_in_flight_requests(rig: ClientRig) -> None:
     rig.cluster.on(ApiKey.METADATA, faults.change(lambda values: {**values, "throttle_time": 1_000}))
     rig.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.delay(900))
     rig.send(0, BROKERS_ONLY)
@@ -683,7 +687,7 @@ def test_a_throttle_does_not_count_against_what_is_in_flight(rig: ClientRig) -> 
 # ---- the least loaded node -----------------------------------------------------------------------------------------
 
 
-def test_a_connected_node_with_nothing_in_flight_wins() -> None:
+def test_connected_node_with_nothing_in_flight_is_chosen() -> None:
     rig = ClientRig(3)
     rig.await_metadata()
     for node_id in range(3):
@@ -755,7 +759,7 @@ def test_clients_spread_over_nodes_by_their_seed() -> None:
     assert first_choice(7) == first_choice(7)
 
 
-def test_without_any_node_there_is_none_to_choose() -> None:
+def test_no_node_is_chosen_if_there_is_none() -> None:
     assert ClientRig(1, addresses=[]).client.least_loaded_node(0) is None
 
 
@@ -769,7 +773,7 @@ def test_wakeup_ends_a_poll(rig: ClientRig) -> None:
     assert rig.now_ms == before_ms
 
 
-def test_a_poll_waits_no_longer_than_it_is_told(rig: ClientRig) -> None:
+def test_poll_waits_at_most_its_timeout(rig: ClientRig) -> None:
     before_ms = rig.now_ms
     rig.client.poll(1_234, rig.now_ms)
     assert rig.now_ms - before_ms == 1_234
@@ -788,9 +792,7 @@ def test_after_the_end_nothing_is_polled_or_sent(rig: ClientRig) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_request_comes_back_exactly_once_whatever_the_network_does(
-    seed: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_request_ends_exactly_once_on_any_network(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(seed)
     rig = ClientRig(3, seed=seed)
     rig.network.latency_ms = lambda: rng.randrange(1, 40)
@@ -845,7 +847,7 @@ def test_other_responses_do_not_throttle() -> None:
     assert client_throttle_ms(ApiKey.SASL_HANDSHAKE, SimpleNamespace(__version__=1)) == 0
 
 
-def test_a_negative_throttle_is_none() -> None:
+def test_negative_throttle_has_no_effect() -> None:
     assert client_throttle_ms(ApiKey.PRODUCE, throttled(9, -5)) == 0
 
 

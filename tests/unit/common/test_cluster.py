@@ -45,7 +45,7 @@ def test_partitions_are_found_by_their_leader(cluster: Cluster) -> None:
     assert cluster.leaders == {TopicPartition("t", 2): A, TopicPartition("t", 0): B}
 
 
-def test_a_nodes_id_as_text_follows_its_id_and_makes_no_difference() -> None:
+def test_id_string_follows_the_id_and_is_not_compared() -> None:
     assert (A.id_string, Node(-1, "x", 1).id_string) == ("0", "-1")
     assert dataclasses.replace(A, id=7).id_string == "7"
     assert pickle.loads(pickle.dumps(A)).id_string == "0"
@@ -53,7 +53,7 @@ def test_a_nodes_id_as_text_follows_its_id_and_makes_no_difference() -> None:
     assert "id_string" not in repr(A)
 
 
-def test_a_leader_that_is_not_among_the_nodes_is_found_too() -> None:
+def test_leader_that_is_not_among_the_nodes_is_found_too() -> None:
     stranger = Node(5, "s", 1)
     cluster = Cluster(partitions=(PartitionInfo("t", 0, stranger),))
     assert cluster.partitions_for_node(5) == (TopicPartition("t", 0),)
@@ -68,7 +68,7 @@ def test_partitions_and_leaders_are_found_by_name(cluster: Cluster) -> None:
     assert cluster.leader_for(TopicPartition("none", 0)) is None
 
 
-def test_a_node_says_its_id_and_address() -> None:
+def test_node_shows_its_id_and_address() -> None:
     assert A.id_string == "0"
     assert str(B) == "b:9093 (id 1)"
 
@@ -82,7 +82,7 @@ def test_bootstrap_addresses_are_nodes_with_negative_ids_and_no_topics() -> None
     assert Cluster.empty().nodes == ()
 
 
-def test_a_snapshot_does_not_change(cluster: Cluster) -> None:
+def test_snapshot_does_not_change(cluster: Cluster) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         cluster.nodes = ()  # type: ignore[misc]
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -148,7 +148,7 @@ def test_malformed_value_is_refused_with_setting_and_remedy(key: str, given: obj
     ("key", "nearest"),
     [("liger.ms", "linger.ms"), ("bootstrap.server", "bootstrap.servers"), ("compresion.typ", "compression.type")],
 )
-def test_an_unknown_key_names_the_nearest_one(key: str, nearest: str) -> None:
+def test_unknown_key_names_the_nearest_one(key: str, nearest: str) -> None:
     with pytest.raises(ConfigError, match=f"{key} is not a producer setting. The nearest one is {nearest}."):
         ProducerConfig.from_mapping({**SERVERS, key: "1"})
 
@@ -156,7 +156,7 @@ def test_an_unknown_key_names_the_nearest_one(key: str, nearest: str) -> None:
 @pytest.mark.parametrize("key", [b"linger.ms", 1, None])
 def test_key_that_is_not_str_is_refused(key: Any) -> None:
     """Bug: a bare TypeError of difflib's."""
-    with pytest.raises(ConfigError, match=f"^Names of settings are text, not {key!r}.$"):
+    with pytest.raises(ConfigError, match=f"^Names of settings must be text, not {key!r}.$"):
         ProducerConfig.from_mapping({**SERVERS, key: "5"})
 
 
@@ -244,7 +244,7 @@ def test_delivery_may_take_exactly_linger_and_one_request() -> None:
         ({"compression_type": "zstd", "compression_zstd_level": -5, "compression_gzip_level": 4}, -5),
     ],
 )
-def test_the_level_is_that_of_the_codec_in_use(settings: dict[str, Any], level: int | None) -> None:
+def test_compression_level_is_that_of_the_codec(settings: dict[str, Any], level: int | None) -> None:
     assert config(**settings).compression_level == level
 
 
@@ -259,12 +259,12 @@ def test_equal_settings_have_one_identity_however_they_are_written() -> None:
     assert one.canonical() != config(linger_ms=11).canonical()
 
 
-def test_a_configuration_travels_to_other_processes() -> None:
+def test_configuration_can_be_pickled() -> None:
     one = config(linger_ms=10, transactional_id="t")
     assert pickle.loads(pickle.dumps(one)) == one
 
 
-def test_the_table_for_readers_has_a_row_for_every_key() -> None:
+def test_table_for_readers_has_a_row_for_every_key() -> None:
     rows = {row.name: row for row in describe_options()}
     assert set(rows) == ProducerConfig.keys()
     assert rows["acks"].default == "all"
@@ -275,7 +275,7 @@ def test_the_table_for_readers_has_a_row_for_every_key() -> None:
 
 
 @pytest.mark.parametrize("key", sorted(_JAVA_ONLY))
-def test_the_refusal_of_a_setting_of_the_java_client_says_what_to_do(key: str) -> None:
+def test_refusal_of_a_java_setting_names_the_remedy(key: str) -> None:
     with pytest.raises(ConfigError, match=r"leave it out|instead|before |give |keep |KIP-939"):
         ProducerConfig.from_mapping({**SERVERS, key: "x"})
 

@@ -17,7 +17,7 @@ from spark_kafka_sink.common.errors import (
 )
 
 
-def test_an_error_of_a_code_without_a_class_keeps_its_code() -> None:
+def test_error_of_a_code_without_a_class_keeps_its_code() -> None:
     told = error_for_code(ErrorCode.throttling_quota_exceeded).reworded("at node 1: no")
     assert (type(told), told.error_code, str(told)) == (
         BrokerError,
@@ -26,12 +26,12 @@ def test_an_error_of_a_code_without_a_class_keeps_its_code() -> None:
     )
 
 
-def test_one_of_a_class_is_of_that_class() -> None:
+def test_reworded_error_keeps_class_and_code() -> None:
     told = ProducerFencedError().reworded("t-0: fenced")
     assert (type(told), told.error_code, told.fatal) == (ProducerFencedError, ErrorCode.producer_fenced, True)
 
 
-def test_a_copy_is_the_same_to_whoever_asks() -> None:
+def test_copied_error_equals_the_original() -> None:
     error = error_for_code(ErrorCode.throttling_quota_exceeded, "at node 1: no")
     error.__cause__ = KafkaError("why")
     for own in (error.copied(), pickle.loads(pickle.dumps(error.copied())).copied()):
@@ -44,7 +44,7 @@ def test_a_copy_is_the_same_to_whoever_asks() -> None:
     assert error.copied().__cause__ is error.__cause__
 
 
-def test_a_copy_shows_what_was_met_on_the_way_as_the_error_does() -> None:
+def test_copied_error_has_context_and_traceback() -> None:
     with_context = KafkaError("no")
     try:
         try:
@@ -59,7 +59,7 @@ def test_a_copy_shows_what_was_met_on_the_way_as_the_error_does() -> None:
     assert own.__traceback__ is with_context.__traceback__ is not None
 
 
-def test_one_that_its_producer_called_fatal_stays_so() -> None:
+def test_error_marked_fatal_stays_fatal_in_a_copy() -> None:
     error = error_for_code(ErrorCode.throttling_quota_exceeded)
     error.fatal = True
     assert error.reworded("at node 1: no").fatal
@@ -67,7 +67,7 @@ def test_one_that_its_producer_called_fatal_stays_so() -> None:
     assert pickle.loads(pickle.dumps(error)).fatal
 
 
-def test_one_that_must_not_be_sent_again_says_so_whatever_its_class_is() -> None:
+def test_error_marked_not_retriable_is_not_retriable() -> None:
     """Bug: a caller that wrote a batch again after a retriable error had each row twice."""
     assert KafkaTimeoutError().reworded("late").retriable
     told = KafkaTimeoutError().reworded("late", retriable=False)
@@ -80,7 +80,7 @@ def test_one_that_must_not_be_sent_again_says_so_whatever_its_class_is() -> None
 T0 = TopicPartition("t", 0)
 
 
-def test_a_place_is_a_fact_and_heads_the_text_once() -> None:
+def test_topic_partition_is_a_fact_and_begins_the_text_once() -> None:
     error = error_for_code(ErrorCode.not_leader_or_follower).at(topic_partition=T0)
     assert (error.topic_partition, error.topic, str(error)) == (T0, "t", f"t-0: {error.text}")
     assert error.at(topic_partition=T0) is error
@@ -92,13 +92,13 @@ def test_places_that_are_added_later_stand_before() -> None:
     assert (error.node, error.topic, error.text, str(error)) == ("3", "t", "no", "Topic t: Node 3: no")
 
 
-def test_a_fact_that_the_text_names_already_is_not_put_before_it() -> None:
+def test_fact_that_the_text_names_is_not_repeated() -> None:
     error = KafkaTimeoutError("1 records for t-0 are late.", topic_partition=T0)
     assert error.at(topic_partition=T0) is error
     assert str(error) == "1 records for t-0 are late."
 
 
-def test_the_original_has_no_fact_of_its_copy() -> None:
+def test_original_has_no_fact_of_its_copy() -> None:
     error = KafkaError("no")
     error.at(topic_partition=T0)
     assert (error.topic_partition, str(error)) == (None, "no")
@@ -112,12 +112,12 @@ def test_facts_go_through_a_pickle_and_through_other_words() -> None:
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-def test_a_topic_of_a_stranger_cannot_make_a_second_line() -> None:
+def test_foreign_topic_name_cannot_make_a_second_line() -> None:
     assert "\n" not in str(KafkaError("no").at(topic="a\nb"))
     assert "\n" not in str(KafkaError("no").at(topic_partition=TopicPartition("a\nb", 1)))
 
 
-def test_a_setting_is_shown_with_the_prefix_of_its_caller() -> None:
+def test_setting_is_shown_with_the_prefix_of_its_caller() -> None:
     error = ConfigError("`acks`=0 needs `linger.ms`, not 'a`b`c d`'.", setting="acks")
     assert (str(error), error.setting) == ("acks=0 needs linger.ms, not 'abc d`'.", "acks")
     for named in (error.named("kafka."), pickle.loads(pickle.dumps(error)).named("kafka.")):

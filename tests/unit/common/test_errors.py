@@ -36,14 +36,14 @@ def test_advice_follows_the_brokers_own_text() -> None:
     assert str(error_for_code(ErrorCode.invalid_record, "no key")) == "no key"
 
 
-def test_a_code_without_a_class_of_its_own_is_carried_along() -> None:
+def test_code_without_a_class_is_kept() -> None:
     error = pickle.loads(pickle.dumps(error_for_code(ErrorCode.throttling_quota_exceeded)))
     assert isinstance(error, BrokerError)
     assert error.error_code == ErrorCode.throttling_quota_exceeded
     assert BrokerError.error_code is None
 
 
-def test_a_code_that_is_not_known_is_an_unknown_server_error_with_its_number() -> None:
+def test_unknown_code_is_an_unknown_server_error_with_its_number() -> None:
     error = pickle.loads(pickle.dumps(error_for_code(999, api="Produce", node="7")))
     assert isinstance(error, UnknownServerError)
     assert error.error_code == 999
@@ -77,7 +77,7 @@ def test_a_code_that_is_not_known_is_an_unknown_server_error_with_its_number() -
         ErrorCode.throttling_quota_exceeded,
     ],
 )
-def test_a_code_that_is_met_and_has_no_class_is_told_in_words(error_code: int) -> None:
+def test_code_without_a_class_has_a_sentence(error_code: int) -> None:
     error = error_for_code(error_code)
     assert type(error) is BrokerError
     assert error.error_code == error_code
@@ -85,27 +85,27 @@ def test_a_code_that_is_met_and_has_no_class_is_told_in_words(error_code: int) -
     assert str(error_for_code(error_code, "from the broker")) == "from the broker"
 
 
-def test_a_code_set_on_an_error_goes_through_a_pickle() -> None:
+def test_code_set_on_an_error_goes_through_a_pickle() -> None:
     error = errors.InvalidRecordError("record 3")
     error.error_code = 2
     assert pickle.loads(pickle.dumps(error)).error_code == ErrorCode.corrupt_message
 
 
 @pytest.mark.parametrize("error_class", [each for each in classes() if each.error_code is not None])
-def test_a_code_finds_its_class_with_the_brokers_text_or_its_own(error_class: type[KafkaError]) -> None:
+def test_code_becomes_its_class_with_a_text(error_class: type[KafkaError]) -> None:
     assert error_class.error_code is not None
     assert type(error_for_code(error_class.error_code)) is error_class
     assert str(error_for_code(error_class.error_code)) == error_class.sentence != ""
     assert str(error_for_code(error_class.error_code, "from the broker")).startswith("from the broker")
 
 
-def test_no_two_classes_have_one_code() -> None:
+def test_each_code_has_one_class() -> None:
     codes = [each.error_code for each in classes() if each.error_code is not None]
     assert len(set(codes)) == len(codes)
     assert set(codes) <= {code.value for code in ErrorCode}
 
 
-def test_what_kafka_retries_we_retry() -> None:
+def test_retriable_codes_are_those_of_kafka() -> None:
     """kio knows from Kafka's own table which codes are retriable. Out-of-order sequences are for the producer alone to
     judge.
     """
@@ -118,11 +118,11 @@ def test_metadata_errors_are_retriable() -> None:
     assert all(each.retriable for each in classes() if each.invalid_metadata)
 
 
-def test_an_error_without_any_text_says_its_name() -> None:
+def test_error_without_text_shows_its_name() -> None:
     assert str(KafkaError()) == "KafkaError"
 
 
-def test_what_a_broker_says_cannot_pass_for_lines_of_its_own() -> None:
+def test_text_of_a_broker_stays_on_one_line() -> None:
     told = str(error_for_code(ErrorCode.invalid_record, "bad record\nERROR root logged in\x1b[2J" + "x" * 10_000))
     assert told.startswith("bad record?ERROR root logged in?[2J")
     assert len(told) < 600

@@ -10,7 +10,7 @@ from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import read_properties
 
 
-def test_a_properties_file_has_comments_continued_lines_and_values_with_equals(tmp_path: Path) -> None:
+def test_properties_file_may_have_comments_and_continued_lines(tmp_path: Path) -> None:
     file = tmp_path / "job.properties"
     file.write_text("# comment\n! too\n\n a = 1\nb=x = y\nc = one, \\\n    two\n")
     assert read_properties(file) == {"a": "1", "b": "x = y", "c": "one, two"}

@@ -52,7 +52,7 @@ def misspelt(name: str, letters: int, rng: random.Random) -> str:
 
 @pytest.mark.parametrize("letters", [1, 2])
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_name_with_one_or_two_wrong_letters_is_found(name: str, letters: int) -> None:
+def test_name_with_one_or_two_wrong_letters_is_found(name: str, letters: int) -> None:
     rng = random.Random(f"{name} {letters}")
     for _ in range(4):
         given = misspelt(name, letters, rng)
@@ -62,7 +62,7 @@ def test_a_name_with_one_or_two_wrong_letters_is_found(name: str, letters: int) 
 
 
 @pytest.mark.parametrize(("given", "meant"), [("akcs", "acks"), ("tpoic", "topic"), ("lnigre.ms", "linger.ms")])
-def test_a_name_with_swapped_neighbours_is_found(given: str, meant: str) -> None:
+def test_name_with_swapped_neighbours_is_found(given: str, meant: str) -> None:
     assert nearest(given, KNOWN) == meant
 
 
@@ -70,5 +70,5 @@ def test_a_name_with_swapped_neighbours_is_found(given: str, meant: str) -> None
     ("given", "meant"),
     [("linger", "linger.ms"), ("compression", "compression.type"), ("compression.codec", "compression.type")],
 )
-def test_a_name_that_is_mostly_right_is_found(given: str, meant: str) -> None:
+def test_name_that_is_mostly_right_is_found(given: str, meant: str) -> None:
     assert nearest(given, KNOWN) == meant

@@ -16,5 +16,5 @@ def test_secret_is_shown_only_by_reveal() -> None:
     assert hash(secret) == hash(Secret("hunter2"))
 
 
-def test_a_secret_travels_to_other_processes() -> None:
+def test_secret_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(Secret("hunter2"))).reveal() == "hunter2"

@@ -78,7 +78,7 @@ def test_each_login_module_has_its_options(module: str, option: str) -> None:
     assert entry.get(name) == value.strip('"')
 
 
-def test_an_entry_shows_no_option_and_travels() -> None:
+def test_jaas_entry_shows_no_option_and_can_be_pickled() -> None:
     entry = parse_jaas_config(f'{PLAIN} required username="alice" password="hunter2";')
     assert "hunter2" not in repr(entry)
     assert pickle.loads(pickle.dumps(entry)) == entry

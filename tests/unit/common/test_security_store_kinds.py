@@ -34,18 +34,18 @@ def check(store: str, location: str | Path, **settings: str) -> None:
         (b"", None),
     ],
 )
-def test_the_first_bytes_say_which_kind_a_store_is(data: bytes, kind: str | None) -> None:
+def test_first_bytes_give_the_kind_of_a_store(data: bytes, kind: str | None) -> None:
     assert kind_of(data) == kind
 
 
 @pytest.mark.parametrize(
     ("name", "kind"), [("t.jks", "JKS"), ("T.JKS", "JKS"), ("t.p12", "PKCS12"), ("t.pfx", "PKCS12"), ("t.pem", None)]
 )
-def test_the_name_says_the_kind_where_the_file_is_missing(name: str, kind: str | None, tmp_path: Path) -> None:
+def test_name_gives_the_kind_of_a_missing_file(name: str, kind: str | None, tmp_path: Path) -> None:
     assert kind_at(str(tmp_path / name)) == (kind, False)
 
 
-def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+def test_pipe_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "t.jks")
     assert kind_at(str(tmp_path / "t.jks")) == ("JKS", False)
 
@@ -57,7 +57,7 @@ def test_name_with_a_nul_does_not_crash() -> None:
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("settings", [{}, {"password": "hunter2"}, {"type": "JKS", "password": "hunter2"}])
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_jks_store_is_refused_with_the_command_that_converts_it(
+def test_jks_store_is_refused_with_the_command_that_converts_it(
     store: str, settings: dict[str, str], is_there: bool, tmp_path: Path
 ) -> None:
     file = tmp_path / "store.jks"
@@ -77,7 +77,7 @@ def test_jks_bytes_are_refused_with_any_name_and_type(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("name", ["store.p12", "store.pfx"])
-def test_a_pkcs12_store_without_a_type_is_refused_with_the_type(store: str, name: str, tmp_path: Path) -> None:
+def test_pkcs12_store_without_a_type_is_refused_with_the_type(store: str, name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"is a PKCS12 file: set ssl\.{store}\.type=PKCS12"):
         check(store, tmp_path / name, password="x")
     check(store, tmp_path / name, password="x", type="PKCS12")
@@ -92,7 +92,7 @@ def test_pkcs12_in_a_file_named_jks_only_needs_the_type(settings: dict[str, str]
     check("truststore", file, **{**settings, "type": "PKCS12"})
 
 
-def test_a_missing_file_named_jks_may_be_pkcs12(tmp_path: Path) -> None:
+def test_missing_file_named_jks_may_be_pkcs12(tmp_path: Path) -> None:
     check("truststore", tmp_path / "store.jks", type="PKCS12", password="x")
 
 
@@ -101,9 +101,7 @@ def test_a_missing_file_named_jks_may_be_pkcs12(tmp_path: Path) -> None:
     ("store", "also"),
     [("truststore", "leave ssl.truststore.password out"), ("keystore", "as ssl.key.password instead of")],
 )
-def test_pem_of_another_type_is_refused_with_all_that_must_change(
-    store: str, also: str, type_: str, tmp_path: Path
-) -> None:
+def test_pem_with_another_type_is_refused_with_every_change(store: str, also: str, type_: str, tmp_path: Path) -> None:
     file = tmp_path / "store.pem"
     file.write_bytes(PEM)
     with pytest.raises(ConfigError, match=rf"is a PEM file: set ssl\.{store}\.type=PEM, and .*{also}"):
@@ -112,7 +110,7 @@ def test_pem_of_another_type_is_refused_with_all_that_must_change(
 
 
 @pytest.mark.parametrize(("store", "also"), [("truststore", "Leave ssl"), ("keystore", "as ssl.key.password")])
-def test_a_password_of_a_pem_store_is_refused(store: str, also: str, tmp_path: Path) -> None:
+def test_password_of_a_pem_store_is_refused(store: str, also: str, tmp_path: Path) -> None:
     file = tmp_path / "store"
     file.write_bytes(PEM)
     with pytest.raises(ConfigError, match=also) as refusal:
@@ -120,6 +118,6 @@ def test_a_password_of_a_pem_store_is_refused(store: str, also: str, tmp_path: P
     assert "PKCS12" not in str(refusal.value)
 
 
-def test_a_password_of_an_unknown_store_names_each_way_out(tmp_path: Path) -> None:
+def test_password_of_an_unknown_store_names_each_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"If the store is PEM, .* If it is PKCS12, set .* If it is JKS: .*keytool"):
         check("truststore", tmp_path / "store", password="x")

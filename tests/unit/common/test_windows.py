@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from spark_kafka_sink.common.windows import EXPIRY_MS, WINDOW_MS, Sample, Windows, WindowsByKey
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Counts(Sample):
     things: int = 0
     max_size: int = 0
@@ -27,7 +28,7 @@ def seen(windows: Windows[Counts], now_ms: int) -> tuple[int, int, int]:
     return reading.total.things, reading.recent.things, reading.recent.max_size
 
 
-def test_nothing_is_counted_before_the_first_event() -> None:
+def test_reading_before_the_first_event_is_zero() -> None:
     windows = Windows(Counts)
     assert seen(windows, 5_000) == (0, 0, 0)
     assert windows.read(5_000).window_s == 30
@@ -59,10 +60,13 @@ def test_peak_expires_after_two_windows_and_a_total_does_not() -> None:
 
 def test_expired_samples_are_summed_up_for_any_time() -> None:
     windows = Windows(Counts)
+    samples = {}
     for now_ms in range(0, 3_600_000, 10_000):
         count(windows, now_ms, 1)
+        samples[windows.at(now_ms).start_ms] = weakref.ref(windows.at(now_ms))
     assert seen(windows, 3_599_999)[0] == 360
-    assert len(windows._past_and_kept[1]) == 3
+    assert len(samples) == 120
+    assert sum(sample() is not None for sample in samples.values()) == 3
 
 
 def test_sample_begins_with_its_first_event() -> None:
@@ -83,7 +87,7 @@ def test_rate_is_over_the_time_since_the_oldest_sample(now_ms: int, window_s: fl
     assert windows.read(now_ms).window_s == window_s
 
 
-def test_the_time_of_a_rate_moves_on_with_the_samples() -> None:
+def test_time_of_a_rate_moves_on_with_the_samples() -> None:
     windows = Windows(Counts)
     for now_ms in (0, 30_000, 60_000):
         count(windows, now_ms, 1)
@@ -93,11 +97,13 @@ def test_the_time_of_a_rate_moves_on_with_the_samples() -> None:
 
 def test_keys_are_counted_separately_and_idle_ones_are_forgotten() -> None:
     by_key = WindowsByKey(Counts)
+    samples = []
     for now_ms in range(0, 3 * EXPIRY_MS, WINDOW_MS):
         by_key.at("busy", now_ms).things += 1
         by_key.at(f"once at {now_ms}", now_ms).things += 1
+        samples.append(weakref.ref(by_key.at(f"once at {now_ms}", now_ms)))
     end_ms = 3 * EXPIRY_MS - WINDOW_MS
     read = by_key.read(end_ms)
     assert read["busy"].total.things == 3 * EXPIRY_MS // WINDOW_MS
-    assert len(by_key._by_key) <= EXPIRY_MS // WINDOW_MS + 2
+    assert sum(sample() is not None for sample in samples) <= EXPIRY_MS // WINDOW_MS + 1
     assert set(by_key.read(end_ms + EXPIRY_MS + WINDOW_MS)) == set()

@@ -39,7 +39,7 @@ def bounded_memory() -> Iterator[None]:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.usefixtures("bounded_memory")
-def test_the_corpus(target: str) -> None:
+def test_every_input_of_the_corpus_is_handled(target: str) -> None:
     inputs = sorted((CORPUS / target).iterdir())
     assert len(inputs) >= 3
     for path in inputs:
@@ -50,7 +50,7 @@ def test_the_corpus(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_near_the_corpus(target: str) -> None:
+def test_inputs_near_the_corpus_are_handled(target: str) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     for path in sorted((CORPUS / target).iterdir()):

@@ -40,25 +40,25 @@ def failed(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> set[str]:
     return {check.what for check in demo.compare(sent, got) if not check.holds}
 
 
-def test_a_topic_that_matches_passes_every_check(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+def test_topic_that_matches_passes_every_check(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     assert failed(demo, sent, got) == set()
 
 
-def test_a_missing_record_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+def test_missing_record_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     assert failed(demo, sent, got.drop(2)) == {"records out = rows in", "no row is missing"}
 
 
-def test_a_doubled_record_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+def test_doubled_record_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     doubled = pd.concat([got, got.tail(1)], ignore_index=True)
-    assert {"records out = rows in", "no row came twice"} <= failed(demo, sent, doubled)
+    assert {"records out = rows in", "no row is there twice"} <= failed(demo, sent, doubled)
 
 
-def test_a_changed_value_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+def test_changed_value_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     got.loc[1, "dep_delay"] += 1
-    assert failed(demo, sent, got) == {"every value is the row that went in"}
+    assert failed(demo, sent, got) == {"every value is its input row"}
 
 
-def test_a_wrong_timestamp_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+def test_wrong_timestamp_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     got.loc[1, "timestamp"] += 1
     assert failed(demo, sent, got) == {"every timestamp is its flight's hour"}
 
@@ -71,22 +71,22 @@ def test_every_column_of_the_source_is_compared(demo: Any) -> None:
 
 
 @pytest.mark.parametrize("key", [b"N3", None])
-def test_a_wrong_key_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame, key: bytes | None) -> None:
+def test_wrong_key_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame, key: bytes | None) -> None:
     got.at[got.index[got["key"] == b"N2"][0], "key"] = key
     assert "every key is its row's tail number" in failed(demo, sent, got)
 
 
-def test_a_key_on_two_partitions_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+def test_key_on_two_partitions_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     got.loc[0, "partition"] = 3
     assert failed(demo, sent, got) == {"every key is on one partition"}
 
 
-def test_a_key_whose_rows_change_places_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+def test_key_whose_rows_change_places_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
     swapped = got.iloc[[1, 0, *range(2, len(got))]].reset_index(drop=True)
     assert failed(demo, sent, swapped) == {"every key's rows are in order"}
 
 
-def test_the_files_hold_every_line_once_in_order_and_are_read_oldest_first(demo: Any, tmp_path: Path) -> None:
+def test_files_have_every_line_once_and_in_order(demo: Any, tmp_path: Path) -> None:
     lines = [b"a,b", *(b"%d,x" % n for n in range(100))]
     demo.write_files(lines, tmp_path)
     files = sorted(tmp_path.iterdir(), key=os.path.getmtime)

@@ -17,7 +17,7 @@ from jobs.read_topic import SCHEMA, as_text, show_records, write
 ROW = {"topic": "t", "partition": 0, "offset": 0, "key": None, "value": b"v", "headers": []}
 
 
-def test_on_a_narrow_screen_every_column_is_seen_and_the_widest_gives_way() -> None:
+def test_narrow_screen_shows_every_column_and_cuts_the_widest() -> None:
     moment = datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)
     headers = [{"key": "source", "value": b"orders"}]
     row = {"topic": "t", "partition": 3, "offset": 1_234_567, "timestamp": moment, "headers": headers}
@@ -32,7 +32,7 @@ def test_on_a_narrow_screen_every_column_is_seen_and_the_widest_gives_way() -> N
     assert cells[5].startswith("source")
 
 
-def test_a_time_after_the_year_9999_is_shown_and_written_as_its_number(tmp_path: Path) -> None:
+def test_time_after_year_9999_is_shown_as_its_number(tmp_path: Path) -> None:
     """Bug: one record with microseconds for milliseconds ended the job in an OverflowError."""
     times = pa.array([1_356_998_400_007, 1_356_998_400_007_000], pa.timestamp("ms", tz="UTC"))
     records = pa.Table.from_pylist([ROW] * 2, SCHEMA).set_column(3, SCHEMA.field(3), times)
@@ -45,7 +45,7 @@ def test_a_time_after_the_year_9999_is_shown_and_written_as_its_number(tmp_path:
     assert [row["timestamp"] for row in rows] == ["2013-01-01 00:00:00.007000+00:00", 1_356_998_400_007_000]
 
 
-def test_text_that_is_cut_says_so_whatever_its_letters_take() -> None:
+def test_cut_text_ends_in_an_ellipsis() -> None:
     """Bug: of 61 letters of four bytes 60 were shown as if they were all."""
     assert as_text("\U0001f600".encode() * 60) == "\U0001f600" * 60
     assert as_text("\U0001f600".encode() * 61) == "\U0001f600" * 59 + "…"
@@ -55,7 +55,7 @@ def test_text_that_is_cut_says_so_whatever_its_letters_take() -> None:
     assert as_text(None) == "null"
 
 
-def test_a_record_steers_no_terminal() -> None:
+def test_record_cannot_control_the_terminal() -> None:
     """Bug: a value could clear the screen, or write lines over those of the records before it."""
     headers = [{"key": "h\x1b[2J", "value": b"\x9b\r"}]
     row = ROW | {"timestamp": 0, "key": b"\x1b]0;title\x07", "value": "a\nb\u202ec é".encode(), "headers": headers}
@@ -67,7 +67,7 @@ def test_a_record_steers_no_terminal() -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "json"])
-def test_an_output_that_cannot_be_written_is_told_in_a_line(
+def test_unwritable_output_is_reported_in_one_line(
     kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(read_topic, "read_topic", lambda *_: read_topic.SCHEMA.empty_table())
@@ -79,7 +79,7 @@ def test_an_output_that_cannot_be_written_is_told_in_a_line(
     assert error.count("\n") == 1
 
 
-def test_a_limit_below_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_negative_limit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_topic.main(["--bootstrap-servers", "h1:9092", "--topic", "t", "--limit", "-1"])
     assert "--limit -1 must be 0 or more" in capsys.readouterr().err

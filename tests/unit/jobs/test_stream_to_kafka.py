@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
 
-def test_the_example_with_the_rate_source_writes_rows() -> None:
+def test_example_with_the_rate_source_writes_rows() -> None:
     """Bug: with the default trigger, availableNow, there are none yet when the query begins: it wrote 0 and ended."""
     text = (stream_to_kafka.__doc__ or "").replace("\\\n", " ")
     (line,) = (line for line in text.splitlines() if "--source rate" in line)
@@ -57,7 +57,7 @@ def test_flags_win_over_properties_and_properties_over_defaults(tmp_path: Path) 
         (["--order-by", "n", "--key", "k"], "order.by needs interface=foreachPartition"),
         (["--order-by", "n", "--interface", "foreachPartition"], "order.by needs record.key"),
         (["--option", "kafka.acks"], "must be NAME=VALUE"),
-        (["--option", "delivery.guarantee=exactly-once"], "delivery.guarantee=exactly-once is not to be had here"),
+        (["--option", "delivery.guarantee=exactly-once"], "delivery.guarantee=exactly-once is not supported here"),
         (["--option", "recordkey=x"], "There is no setting recordkey. The nearest one is record.key."),
         (["--option", "truncate=x"], "There is no setting truncate, and no setting has a similar name: leave it out."),
     ],
@@ -68,7 +68,7 @@ def test_settings_that_cannot_work_are_refused(arguments: list[str], text: str) 
     assert text in str(caught.value)
 
 
-def test_options_of_sparks_source_go_to_the_sink_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_options_of_sparks_source_give_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     _warn_once.cache_clear()
     given = ["--option", "minpartitions=2", "--option", "kafka.check.crcs=true", "--bootstrap-servers", "h:9092"]
     options = parse_arguments(given).sink_options()
@@ -77,25 +77,25 @@ def test_options_of_sparks_source_go_to_the_sink_with_one_warning(caplog: pytest
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["kafka.check.crcs, minPartitions"]
 
 
-def test_an_option_without_equals_does_not_show_its_value() -> None:
+def test_option_without_equals_does_not_show_its_value() -> None:
     with pytest.raises(UsageError, match=r"--option kafka\.sasl\.jaas\.config … must be NAME=VALUE") as caught:
         parse_arguments(["--option", "kafka.sasl.jaas.config hunter2"])
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_missing_setting_names_its_property_and_its_flag() -> None:
+def test_missing_setting_names_its_property_and_its_flag() -> None:
     with pytest.raises(UsageError, match=r"source\.path is missing: .* give --path\."):
         parse_arguments([]).need("source.path")
 
 
 @pytest.mark.parametrize("file", sorted(CONF.glob("*.properties")), ids=lambda path: path.name)
-def test_the_files_of_conf_are_accepted(file: Path) -> None:
+def test_files_of_conf_are_accepted(file: Path) -> None:
     settings = parse_arguments(["--properties", str(file), "--bootstrap-servers", "h:9092"])
     assert SinkConfig.from_options(settings.sink_options()).topic is not None
     settings.need("record.value")
 
 
-def test_a_schema_is_ddl_or_a_file_of_ddl_or_of_json(tmp_path: Path) -> None:
+def test_schema_is_ddl_or_a_file_of_ddl_or_json(tmp_path: Path) -> None:
     ddl, as_json = tmp_path / "a.ddl", tmp_path / "a.json"
     ddl.write_text("a INT, b STRING")
     as_json.write_text(
@@ -109,7 +109,7 @@ def test_a_schema_is_ddl_or_a_file_of_ddl_or_of_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ['{"type":"struct","fields":[}', '{"columns":[]}', '{"fields":[1]}', '{"fields":null}']
 )
-def test_json_that_is_no_schema_is_a_wrong_setting_not_a_stack_trace(text: str) -> None:
+def test_json_that_is_not_a_schema_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="is not a schema in Spark's JSON"):
         source_schema(text)
 
@@ -130,7 +130,7 @@ def test_each_batch_with_rows_gets_one_aligned_line(capsys: pytest.CaptureFixtur
     assert table.total().startswith("1,000,005 rows in 2 batches, ")
 
 
-def test_a_failure_reads_as_the_sinks_own_error() -> None:
+def test_failure_shows_the_error_of_the_sink() -> None:
     text = (
         "[STREAM_FAILED] Query terminated with exception: Job aborted due to stage failure: Task 0 failed\n"
         "  File worker.py, line 1\n"
@@ -141,19 +141,19 @@ def test_a_failure_reads_as_the_sinks_own_error() -> None:
     assert readable(ConfigError("no")) == "ConfigError: no"
 
 
-def test_another_failure_reads_as_sparks_first_line() -> None:
+def test_other_failure_shows_the_first_line_of_spark() -> None:
     text = "\n[PATH_NOT_FOUND] Path does not exist: /nowhere. SQLSTATE: 42K03\n\tat java.lang\n"
     assert readable(RuntimeError(text)) == (
         "RuntimeError: [PATH_NOT_FOUND] Path does not exist: /nowhere. (--verbose shows more)"
     )
 
 
-def test_a_wrong_setting_ends_with_code_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_setting_ends_with_code_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert stream_to_kafka.main(["--properties", "/does/not/exist"]) == 2
     assert capsys.readouterr().err.startswith("stream_to_kafka: ")
 
 
-def test_a_wrong_sink_option_ends_before_spark_starts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_sink_option_ends_before_spark_starts(capsys: pytest.CaptureFixture[str]) -> None:
     assert stream_to_kafka.main(["--option", "kafka.lingr.ms=5"]) == 1
     assert "kafka.lingr.ms is not a producer setting" in capsys.readouterr().err
 
@@ -202,27 +202,27 @@ def followed(query: FakeQuery, *, is_asked: bool, grace_s: float = 60.0) -> Prog
     return table
 
 
-def test_a_query_is_followed_to_its_end() -> None:
+def test_query_is_followed_to_its_end() -> None:
     query = FakeQuery(looks=2, ends_after=7)
     assert followed(query, is_asked=False).batches == 4, "the batch that ended with the query too"
     assert query.asked == 4, "a query that rests is not asked for all its batches five times a second"
     assert query.stopped_after is None
 
 
-def test_a_query_that_is_asked_to_stop_ends_with_the_batch_under_way(capsys: pytest.CaptureFixture[str]) -> None:
+def test_query_asked_to_stop_ends_after_its_running_batch(capsys: pytest.CaptureFixture[str]) -> None:
     query = FakeQuery(looks=5)
     assert followed(query, is_asked=True).batches == 1
     assert query.stopped_after == 5
-    assert capsys.readouterr().out.count("Stopping once the batch under way is done") == 1
+    assert capsys.readouterr().out.count("Stopping after the current batch") == 1
 
 
-def test_a_query_with_no_batch_under_way_is_stopped_at_once() -> None:
+def test_query_without_a_running_batch_stops_at_once() -> None:
     query = FakeQuery(looks=5, is_active=False)
     followed(query, is_asked=True)
     assert query.stopped_after == 1
 
 
-def test_a_query_that_failed_as_it_was_asked_to_stop_is_no_success() -> None:
+def test_query_that_failed_while_stopping_raises() -> None:
     """Bug: after its failure no batch is under way either, and the job ended with code 0."""
     query = FakeQuery(looks=5, is_active=False)
     query.error = StreamingQueryException("no more")
@@ -230,7 +230,7 @@ def test_a_query_that_failed_as_it_was_asked_to_stop_is_no_success() -> None:
         followed(query, is_asked=True)
 
 
-def test_a_batch_that_takes_longer_than_the_grace_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_longer_than_the_grace_period_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(1_000))
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     query = FakeQuery(looks=500)

@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 from spark_kafka_sink.common.errors import LocalBrokerError, TopicAuthorizationError
 from spark_kafka_sink.local import access
 from spark_kafka_sink.local.access import AccessAdmin, Permission
+from spark_kafka_sink.local.admin import Admin
 from spark_kafka_sink.local.security import SCRAM_ITERATIONS, salted_password
 
 WRITE = Permission("User:a", "write", "topic", "orders")
@@ -28,7 +29,7 @@ class Servers:
         self._answers = answers
         self.admin = AccessAdmin("a:1, b:2")
         self.now_s = 0.0
-        monkeypatch.setattr(self.admin._admin, "ask", self._ask)
+        monkeypatch.setattr(Admin, "ask", lambda _, *given: self._ask(*given))
         monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: self.now_s, sleep=self._sleep))
 
     def _sleep(self, s: float) -> None:
@@ -59,7 +60,7 @@ def passwords(*mechanisms: int) -> SimpleNamespace:
     return results(SimpleNamespace(credential_infos=infos))
 
 
-def test_a_permission_is_asked_for_as_kafka_numbers_it() -> None:
+def test_permission_uses_the_numbers_of_kafka() -> None:
     prefixed = Permission("User:a", "describe", "transactional_id", "orders", is_prefix=True)
     assert prefixed.as_filter() == {
         "resource_type_filter": 5,
@@ -73,7 +74,7 @@ def test_a_permission_is_asked_for_as_kafka_numbers_it() -> None:
     assert (CREATE.name, CREATE.pattern) == ("kafka-cluster", 3)
 
 
-def test_a_grant_is_waited_for_on_every_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grant_is_awaited_on_every_server(monkeypatch: pytest.MonkeyPatch) -> None:
     servers = Servers(
         monkeypatch,
         CreateAcls=results(FINE, FINE),
@@ -87,7 +88,7 @@ def test_a_grant_is_waited_for_on_every_server(monkeypatch: pytest.MonkeyPatch) 
     assert (second.resource_type, second.operation) == (4, 5)
 
 
-def test_a_permission_is_revoked_when_no_server_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permission_is_revoked_when_no_server_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     servers = Servers(
         monkeypatch, DeleteAcls=results(FINE), DescribeAcls=[shown(1), shown(), shown(1), shown(1), shown()]
     )
@@ -115,7 +116,7 @@ def test_a_permission_is_revoked_when_no_server_shows_it(monkeypatch: pytest.Mon
     ],
     ids=["grant", "revoke", "set", "remove"],
 )
-def test_change_that_does_not_arrive_names_its_server_at_the_timeout(
+def test_change_that_does_not_arrive_names_its_server(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[AccessAdmin], None], answers: dict[str, Any], text: str
 ) -> None:
     servers = Servers(monkeypatch, **answers)
@@ -134,7 +135,7 @@ def test_change_that_does_not_arrive_names_its_server_at_the_timeout(
     ],
     ids=["grant", "revoke", "set", "remove"],
 )
-def test_a_refusal_is_told_and_nothing_waited_for(
+def test_refusal_is_raised_without_a_wait(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[AccessAdmin], None], kind: str, text: str
 ) -> None:
     answer = results(FINE, REFUSED) if kind == "CreateAcls" else results(REFUSED)
@@ -144,7 +145,7 @@ def test_a_refusal_is_told_and_nothing_waited_for(
     assert servers.shown_by() == []
 
 
-def test_grants_that_cannot_be_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_grants_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     servers = Servers(monkeypatch, CreateAcls=results(FINE), DescribeAcls=REFUSED)
     with pytest.raises(TopicAuthorizationError, match="grants cannot be read: no such user"):
         servers.admin.grant(WRITE)
@@ -167,7 +168,7 @@ def test_set_password_waits_until_every_server_has_it(
     assert made.salt != second.upsertions[0].salt
 
 
-def test_a_password_is_gone_when_no_server_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_password_is_removed_when_no_server_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     shown_ = [passwords(1), passwords(2), passwords(1, 2), passwords()]
     servers = Servers(monkeypatch, AlterUserScramCredentials=results(FINE), DescribeUserScramCredentials=shown_)
     servers.admin.remove_password("a")

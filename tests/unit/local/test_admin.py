@@ -46,20 +46,20 @@ def result(code: ErrorCode = ErrorCode.none) -> SimpleNamespace:
     return SimpleNamespace(topics=[answer], responses=[answer])
 
 
-def test_the_next_server_is_asked_where_one_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_server_is_asked_if_one_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     features = SimpleNamespace(finalized_features=[SimpleNamespace(name="transaction.version", max_version_level=2)])
     servers = Servers(monkeypatch, ApiVersions={"a:1": ConnectionRefusedError("refused"), "b:2": features})
     assert Admin("a:1, b:2").finalized_features() == {"transaction.version": 2}
     assert [server for server, _ in servers.asked] == ["a:1", "b:2"]
 
 
-def test_where_none_answers_each_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_any_answer_names_each_server_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     Servers(monkeypatch, ApiVersions={"a:1": ConnectionRefusedError("refused"), "b:2": TimeoutError("timed out")})
     with pytest.raises(LocalBrokerError, match=r"No server answers a ApiVersionsRequest: a:1: refused; b:2: timed out"):
         Admin("a:1,b:2").finalized_features()
 
 
-def test_a_topic_is_created_when_every_server_shows_all_its_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topic_is_created_when_every_server_shows_all_its_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = topic(error=ErrorCode.unknown_topic_or_partition)
     shown = {"a:1": [unknown, topic(1), topic(1, -1), topic(1, 2)], "b:2": [topic(1, -1), topic(1, 2)]}
     servers = Servers(monkeypatch, CreateTopics={"a:1": result()}, Metadata=shown)
@@ -67,7 +67,7 @@ def test_a_topic_is_created_when_every_server_shows_all_its_leaders(monkeypatch:
     assert [server for server, kind in servers.asked if kind == "Metadata"] == ["a:1"] * 4 + ["b:2"] * 2
 
 
-def test_a_topic_is_deleted_when_no_server_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topic_is_deleted_when_no_server_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = topic(error=ErrorCode.unknown_topic_or_partition)
     servers = Servers(
         monkeypatch, DeleteTopics={"a:1": result()}, Metadata={"a:1": gone, "b:2": [topic(1), topic(1), gone]}
@@ -76,7 +76,7 @@ def test_a_topic_is_deleted_when_no_server_shows_it(monkeypatch: pytest.MonkeyPa
     assert [server for server, kind in servers.asked if kind == "Metadata"] == ["a:1"] + ["b:2"] * 3
 
 
-def test_a_refusal_is_told_and_nothing_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_is_raised_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = {"a:1": result(ErrorCode.topic_already_exists)}
     servers = Servers(monkeypatch, CreateTopics=refused, DeleteTopics=refused)
     with pytest.raises(TopicExistsError, match="topic t cannot be created: topic_already_exists"):
@@ -86,7 +86,7 @@ def test_a_refusal_is_told_and_nothing_waited_for(monkeypatch: pytest.MonkeyPatc
     assert [kind for _, kind in servers.asked] == ["CreateTopics", "DeleteTopics"]
 
 
-def test_a_server_that_never_shows_a_topic_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_never_shows_a_topic_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = {"a:1": topic(1), "b:2": topic(-1)}
     Servers(monkeypatch, CreateTopics={"a:1": result()}, Metadata=shown)
     with pytest.raises(LocalBrokerError, match=r"topic t on b:2: its partitions have no leader everywhere after 30 s"):
@@ -104,7 +104,7 @@ class Pieces:
         return self._pieces.pop(0)
 
 
-def test_response_in_pieces_is_read_whole_and_its_early_end_raises() -> None:
+def test_response_is_read_in_pieces_to_its_end() -> None:
     connection: Any = Pieces(b"ab", b"cd", b"ef")
     assert admin._receive(connection, 4) == b"abcd"
     with pytest.raises(ConnectionError, match="in the middle of an answer"):

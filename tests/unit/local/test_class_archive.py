@@ -81,7 +81,7 @@ def archives(cache: Path) -> list[str]:
     return sorted(path.name for path in (cache / "class-archives").iterdir() if path.suffix != ".sha256")
 
 
-def test_an_archive_is_made_once_by_a_broker_that_starts_and_ends_in_order(
+def test_archive_is_made_once_by_a_broker_that_stops_cleanly(
     maker: Maker, jvm: Jvm, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = with_class_archive(jvm, cache)
@@ -123,7 +123,7 @@ def test_java_link_counts_by_its_target(maker: Maker, jvm: Jvm, cache: Path, tmp
 
 
 @pytest.mark.parametrize("way", ["fails", "writes nothing"])
-def test_a_java_that_makes_none_is_noted_and_goes_without(
+def test_java_that_makes_no_archive_starts_without_one(
     maker: Maker, jvm: Jvm, cache: Path, capsys: pytest.CaptureFixture[str], way: str
 ) -> None:
     maker.wrote = ""
@@ -176,7 +176,7 @@ def test_want_of_room_for_the_archive_itself_is_not_noted(
     assert with_class_archive(jvm, cache).archive is not None
 
 
-def test_what_an_interrupted_attempt_left_is_no_archive(maker: Maker, jvm: Jvm, cache: Path) -> None:
+def test_leftover_of_an_interrupted_attempt_is_not_an_archive(maker: Maker, jvm: Jvm, cache: Path) -> None:
     made = with_class_archive(jvm, cache)
     assert made.archive is not None
     made.archive.replace(made.archive.with_suffix(".new"))
@@ -184,7 +184,7 @@ def test_what_an_interrupted_attempt_left_is_no_archive(maker: Maker, jvm: Jvm, 
     assert with_class_archive(jvm, cache) == jvm
 
 
-def test_ctrl_c_while_one_is_made_notes_nothing_and_leaves_no_process(
+def test_ctrl_c_while_an_archive_is_made_leaves_no_process(
     maker: Maker, jvm: Jvm, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -198,7 +198,7 @@ def test_ctrl_c_while_one_is_made_notes_nothing_and_leaves_no_process(
     assert with_class_archive(jvm, cache).archive is not None
 
 
-def test_another_process_that_has_made_it_meanwhile_is_believed(
+def test_archive_made_by_another_process_meanwhile_is_used(
     maker: Maker, jvm: Jvm, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = with_class_archive(jvm, cache)
@@ -227,7 +227,7 @@ def test_read_only_cache_starts_without_an_archive(
 
 
 @pytest.mark.parametrize("damage", ["classeZ", "cla", None])
-def test_a_damaged_archive_is_made_again(
+def test_damaged_archive_is_made_again(
     maker: Maker, jvm: Jvm, cache: Path, capsys: pytest.CaptureFixture[str], damage: str | None
 ) -> None:
     """Bug: the broker's JVM crashed at every start."""

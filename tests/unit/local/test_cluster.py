@@ -18,7 +18,7 @@ from spark_kafka_sink.local.jvm import CURRENT, Java, Jvm
 from spark_kafka_sink.local.node import Node
 
 
-def test_a_forked_child_that_leaves_the_with_block_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forked_child_that_leaves_the_block_ends_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     kafka: Any = EmbeddedKafka()
     kafka._watchdog = SimpleNamespace(close=lambda: ended.append("the watchdog"))
@@ -30,9 +30,7 @@ def test_a_forked_child_that_leaves_the_with_block_ends_nothing(monkeypatch: pyt
     assert ended == ["the watchdog"]
 
 
-def test_node_that_ends_before_it_sees_the_others_shows_its_log(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_node_that_ends_before_the_cluster_forms_shows_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Bug: "The cluster's files cannot be written: Connection refused", and no log."""
 
     def refuse(_admin: Admin, _server: str) -> set[int]:

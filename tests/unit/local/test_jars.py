@@ -69,7 +69,7 @@ def test_jars_are_fetched_once_and_then_only_verified(fetch: Callable[[], list[P
 
 
 @pytest.mark.parametrize("damage", [b"first jaR", b"first"])
-def test_a_jar_damaged_in_the_cache_is_noticed_and_fetched_again(
+def test_jar_damaged_in_the_cache_is_noticed_and_fetched_again(
     fetch: Callable[[], list[Path]], source: Source, capsys: pytest.CaptureFixture[str], damage: bytes
 ) -> None:
     first, _ = fetch()
@@ -95,7 +95,7 @@ def test_jar_with_another_checksum_is_refused_and_not_kept(
     assert source.asked.count("org.example:a:1") == 1
 
 
-def test_a_download_that_breaks_off_is_tried_again(
+def test_download_that_breaks_off_is_tried_again(
     fetch: Callable[[], list[Path]], source: Source, pauses: list[float]
 ) -> None:
     source.failures["org.example:a:1"] = 2
@@ -112,7 +112,7 @@ def test_silent_source_is_an_error_with_jar_and_cause(
     assert list((tmp_path / "cache").glob("fetch-*")) == []
 
 
-def test_waiting_process_says_that_it_waits(
+def test_waiting_process_reports_the_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def flock(file: IO[str], operation: int) -> None:
@@ -133,7 +133,7 @@ def test_waiting_process_says_that_it_waits(
         assert capsys.readouterr().err == ""
 
 
-def test_what_a_killed_fetch_left_is_removed_by_the_next(fetch: Callable[[], list[Path]], tmp_path: Path) -> None:
+def test_next_fetch_removes_leftovers_of_a_killed_one(fetch: Callable[[], list[Path]], tmp_path: Path) -> None:
     (tmp_path / "cache" / "fetch-left" / "deep").mkdir(parents=True)
     fetch()
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == ["jars", "lock"]
@@ -174,7 +174,7 @@ def test_full_disk_while_fetching_is_a_cache_error(
         ({}, Path.home() / ".cache" / "spark_kafka_sink"),
     ],
 )
-def test_the_cache_is_where_the_environment_says(environment: dict[str, str], expected: Path) -> None:
+def test_cache_folder_follows_the_environment(environment: dict[str, str], expected: Path) -> None:
     assert cache_dir(environment) == expected
 
 
@@ -182,7 +182,7 @@ def test_the_cache_is_where_the_environment_says(environment: dict[str, str], ex
     ("environment", "folder"),
     [({}, r"~/\.cache/spark_kafka_sink"), ({"SPARK_KAFKA_SINK_CACHE": "~/kafka"}, "~/kafka")],
 )
-def test_a_user_without_a_home_is_told_of_the_variable(
+def test_user_without_a_home_gets_the_name_of_the_variable(
     environment: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: RuntimeError, Could not determine home directory, under a container's user id that nobody knows."""
@@ -199,13 +199,13 @@ def test_a_user_without_a_home_is_told_of_the_variable(
 JAR = LockedJar("org.example:thing_2.13:1.0", hashlib.sha256(b"bytes").hexdigest(), 5)
 
 
-def test_a_lock_that_is_written_is_read_back_equal(tmp_path: Path) -> None:
+def test_lock_that_is_written_is_read_back_equal(tmp_path: Path) -> None:
     lock = JarLock("things", ("org.example:thing_2.13:1.0",), False, (JAR,))
     lock.write(tmp_path / "things.lock.json")
     assert JarLock.read(tmp_path / "things.lock.json") == lock
 
 
-def test_a_jar_lies_where_maven_would_put_it() -> None:
+def test_jar_has_the_path_that_maven_uses() -> None:
     assert JAR.path == Path("org/example/thing_2.13/1.0/thing_2.13-1.0.jar")
 
 
@@ -227,7 +227,7 @@ def test_a_jar_lies_where_maven_would_put_it() -> None:
         ),
     ],
 )
-def test_what_is_no_lock_is_refused_by_the_files_name(tmp_path: Path, content: object, complaint: str) -> None:
+def test_malformed_lock_is_refused_with_its_file_name(tmp_path: Path, content: object, complaint: str) -> None:
     path = tmp_path / "things.lock.json"
     if content is not None:
         path.write_text(content if isinstance(content, str) else json.dumps(content))
@@ -236,7 +236,7 @@ def test_what_is_no_lock_is_refused_by_the_files_name(tmp_path: Path, content: o
 
 
 @pytest.mark.parametrize("content", [b"Bytes", b"bytes!", b"", None])
-def test_a_jar_is_intact_only_with_the_locked_bytes(tmp_path: Path, content: bytes | None) -> None:
+def test_jar_is_intact_only_with_the_locked_bytes(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "thing.jar"
     path.write_bytes(b"bytes")
     assert JAR.is_intact(path)

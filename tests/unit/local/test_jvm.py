@@ -29,7 +29,7 @@ def says(version: str) -> str:
     ("version", "major"),
     [("17.0.15", 17), ("21", 21), ("21-ea", 21), ("1.8.0_412", 8), ("9", 9), ("25.0.1+8-LTS", 25), ("unknown", None)],
 )
-def test_the_major_version_is_read_from_old_and_new_schemes(version: str, major: int | None) -> None:
+def test_major_version_is_read_from_old_and_new_schemes(version: str, major: int | None) -> None:
     assert major_version(version) == major
 
 
@@ -53,7 +53,7 @@ def test_without_java_home_path_is_searched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.8.0_412", "11.0.20", "16.0.2"])
-def test_an_older_java_is_refused_with_its_version_and_what_to_install(tmp_path: Path, version: str) -> None:
+def test_older_java_is_refused_with_the_version_to_install(tmp_path: Path, version: str) -> None:
     java = install(tmp_path / "path", says(version))
     with pytest.raises(LocalBrokerError) as caught:
         find_java({"PATH": str(java.parent)})
@@ -62,12 +62,12 @@ def test_an_older_java_is_refused_with_its_version_and_what_to_install(tmp_path:
     assert "install a JRE or JDK 17+" in str(caught.value)
 
 
-def test_no_java_at_all_is_refused_with_what_to_install(tmp_path: Path) -> None:
+def test_missing_java_is_refused_with_the_version_to_install(tmp_path: Path) -> None:
     with pytest.raises(LocalBrokerError, match=r"No Java found.*PATH has no `java`.*install a JRE or JDK 17\+"):
         find_java({"PATH": str(tmp_path)})
 
 
-def test_a_java_home_without_java_is_named(tmp_path: Path) -> None:
+def test_java_home_without_java_is_named(tmp_path: Path) -> None:
     install(tmp_path / "path", says("17.0.1"))
     with pytest.raises(LocalBrokerError, match=rf"JAVA_HOME is {tmp_path / 'gone'}.*is not there"):
         find_java({"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(tmp_path / "path")})
@@ -108,7 +108,7 @@ def command(**more: str) -> list[str]:
     return list(map(str, jvm.command(SERVER_CLASS, "x", folder=Path("/node"))))
 
 
-def test_it_starts_quickly_unless_it_is_told_otherwise() -> None:
+def test_jvm_flags_favour_a_quick_start_by_default() -> None:
     assert "-XX:TieredStopAtLevel=1" in command()
     assert "-Xmx512m" in command()
 
@@ -120,7 +120,7 @@ def test_for_throughput_nothing_is_left_out_of_the_compiler() -> None:
 
 
 @pytest.mark.parametrize("tuned_for", TUNINGS)
-def test_jvm_writes_only_to_its_folder_and_exits_out_of_memory(
+def test_jvm_writes_only_to_its_folder(
     tuned_for: str,
 ) -> None:
     flags = command(tuned_for=tuned_for)
@@ -128,6 +128,6 @@ def test_jvm_writes_only_to_its_folder_and_exits_out_of_memory(
     assert flags[-2:] == [SERVER_CLASS, "x"]
 
 
-def test_what_nobody_tunes_for_is_refused() -> None:
+def test_unknown_tuning_is_refused() -> None:
     with pytest.raises(LocalBrokerError, match="start or throughput, not for speed"):
         EmbeddedKafka(tuned_for="speed")

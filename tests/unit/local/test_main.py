@@ -19,7 +19,7 @@ from spark_kafka_sink.local.jvm import Java
         (["--nodes", "2"], "invalid choice: 2"),
     ],
 )
-def test_a_wrong_argument_is_named(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_argument_is_named(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
@@ -37,6 +37,6 @@ def test_unwritable_folder_is_reported_without_a_traceback(
     assert "The cluster's files cannot be written: [Errno 20] Not a directory" in capsys.readouterr().err
 
 
-def test_an_owned_property_ends_in_a_message_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_owned_property_ends_in_a_message_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--property", "node.id=7"]) == 1
     assert "node.id: set by the embedded cluster" in capsys.readouterr().err

@@ -101,13 +101,13 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     return made
 
 
-def test_a_clusters_id_never_reads_as_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_id_never_begins_with_a_hyphen(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = iter([uuid.UUID(bytes=b"\xf8" + bytes(15)), uuid.UUID(bytes=b"\xfb" + bytes(15)), uuid.UUID(int=1)])
     monkeypatch.setattr(uuid, "uuid4", lambda: next(ids))
     assert new_cluster_id() == "AAAAAAAAAAAAAAAAAAAAAQ"
 
 
-def test_the_cluster_that_a_folder_is_of_is_read_from_it(bench: Bench) -> None:
+def test_cluster_id_is_read_from_the_folder(bench: Bench) -> None:
     assert bench.node.cluster_id is None
     bench.node.data.mkdir()
     (bench.node.data / "meta.properties").write_text("#\nversion=1\ncluster.id=a=b\nnode.id=3\n")
@@ -133,7 +133,7 @@ def test_started_broker_is_up_once_it_is_a_live_member(bench: Bench) -> None:
     assert next(steps, None) is None
 
 
-def test_the_others_are_all_waited_for_and_nobody_else(bench: Bench) -> None:
+def test_start_waits_for_exactly_the_other_nodes(bench: Bench) -> None:
     bench.start()
     seen = iter([{3}, {1, 2, 3, 4}, {1, 2, 3}])
     bench.at_sleep = lambda: setattr(bench, "living", next(seen))
@@ -165,7 +165,7 @@ def test_broker_that_ends_during_start_is_reported_at_once(bench: Bench) -> None
     assert not bench.node.running
 
 
-def test_running_node_is_not_started_and_stopped_node_has_no_process(bench: Bench) -> None:
+def test_running_node_is_not_started_again(bench: Bench) -> None:
     process = bench.start()
     assert bench.node.pid == process.pid
     with pytest.raises(LocalBrokerError, match="Node 3 runs already"):
@@ -179,7 +179,7 @@ def test_running_node_is_not_started_and_stopped_node_has_no_process(bench: Benc
     assert bench.start() is not process
 
 
-def test_suspended_broker_is_resumed_before_sigterm_and_killed_at_the_timeout(bench: Bench) -> None:
+def test_suspended_broker_is_resumed_before_sigterm_then_killed(bench: Bench) -> None:
     process = bench.start()
     bench.node.terminate()
     assert process.signals == [signal.SIGCONT, signal.SIGTERM]
@@ -195,7 +195,7 @@ def test_suspended_broker_is_resumed_before_sigterm_and_killed_at_the_timeout(be
 
 
 @pytest.mark.parametrize("code", [0, 1, None])
-def test_a_folder_is_formatted_once_kafkas_tool_ends_well(bench: Bench, code: int | None) -> None:
+def test_folder_counts_as_formatted_after_the_tool_succeeds(bench: Bench, code: int | None) -> None:
     bench.prints = "log.dirs is odd\n"
     bench.node.begin_format("abc", {"transaction.version": 2}, ["--standalone"])
     command = bench.commands[0]

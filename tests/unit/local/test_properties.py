@@ -42,7 +42,7 @@ def unescape(text: str) -> str:
     return units.encode("utf-16-be", "surrogatepass").decode("utf-16-be")
 
 
-def test_one_node_is_broker_and_controller_and_keeps_its_topics_alone() -> None:
+def test_single_node_is_broker_controller_and_only_replica() -> None:
     properties = server_properties(ONE[0], ONE, [Path("/node/data")], {})
     assert properties["process.roles"] == "broker,controller"
     assert properties["controller.quorum.voters"] == "1@127.0.0.1:9093"
@@ -78,7 +78,7 @@ def test_three_nodes_know_each_other_and_replicate_internal_topics() -> None:
     assert second["transaction.state.log.min.isr"] == "2"
 
 
-def test_a_clusters_own_properties_override_the_defaults_for_tests() -> None:
+def test_clusters_own_properties_override_the_defaults_for_tests() -> None:
     extra: dict[str, PropertyValue] = {"auto.create.topics.enable": False, "group.initial.rebalance.delay.ms": 7}
     properties = server_properties(ONE[0], ONE, [Path("/data")], extra)
     assert properties["auto.create.topics.enable"] == "false"
@@ -103,7 +103,7 @@ def test_a_clusters_own_properties_override_the_defaults_for_tests() -> None:
         "metadata.log.dir",
     ],
 )
-def test_what_the_cluster_sets_itself_cannot_be_overridden(key: str) -> None:
+def test_properties_of_the_cluster_itself_cannot_be_overridden(key: str) -> None:
     with pytest.raises(LocalBrokerError, match=re.escape(key)):
         EmbeddedKafka(properties={key: "x"})
 
@@ -123,7 +123,7 @@ def test_any_property_survives_the_file(properties: dict[str, str]) -> None:
     assert parse(text) == properties
 
 
-def test_a_known_line_is_escaped_as_java_reads_it() -> None:
+def test_known_line_is_escaped_as_java_reads_it() -> None:
     assert render({"sasl jaas": ' C:\\x "ü"\n'}) == 'sasl\\ jaas=\\ C:\\\\x "\\u00fc"\\n\n'
 
 

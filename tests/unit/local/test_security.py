@@ -30,7 +30,7 @@ def properties_of(security: BrokerSecurity, **more: Any) -> dict[str, str]:
     return server_properties(node, [node], [Path("/data")], {}, security)
 
 
-def test_secured_listeners_stand_beside_the_brokers_own_and_the_proxied_one() -> None:
+def test_secured_listeners_come_with_broker_and_proxy_listeners() -> None:
     properties = properties_of(SECURITY, proxied_port=9096, advertised="127.0.0.1:5000")
     assert properties["listeners"].split(",") == [
         "PLAINTEXT://127.0.0.1:9092",
@@ -66,7 +66,7 @@ def test_client_certificates_and_logins_are_set_for_their_listeners_only() -> No
     assert "authorizer.class.name" not in properties
 
 
-def test_users_of_plain_may_have_any_letters_in_name_and_password() -> None:
+def test_plain_users_may_have_any_characters() -> None:
     """Java's reader of such texts knows no \\u, and takes an @ outside quotes for no part of a name."""
     security = BrokerSecurity(
         listeners={"SASL": "SASL_PLAINTEXT"}, mechanisms=("PLAIN",), users={"bob@example.com": "pässwörd €"}
@@ -87,7 +87,7 @@ def test_users_of_scram_are_formatted_with_salted_passwords() -> None:
     assert credential != SECURITY.format_arguments()[1], "salted anew"
 
 
-def test_an_authorizer_lets_the_broker_itself_and_the_super_users_do_everything() -> None:
+def test_authorizer_allows_all_to_broker_and_super_users() -> None:
     security = BrokerSecurity(
         listeners={"SASL": "SASL_PLAINTEXT"}, authorizes=True, super_users=("User:admin",), mechanisms=("PLAIN",)
     )
@@ -100,7 +100,7 @@ def test_an_authorizer_lets_the_broker_itself_and_the_super_users_do_everything(
     ("keys", "url"),
     [(Path("/keys.json"), "file:///keys.json"), ("http://127.0.0.1:80/keys", "http://127.0.0.1:80/keys")],
 )
-def test_keys_of_tokens_are_read_from_the_one_place_that_is_allowed(keys: Path | str, url: str) -> None:
+def test_token_keys_are_read_only_from_the_allowed_place(keys: Path | str, url: str) -> None:
     security = BrokerSecurity(
         listeners={"SASL": "SASL_PLAINTEXT"},
         mechanisms=("OAUTHBEARER",),
@@ -130,7 +130,7 @@ def test_users_are_not_shown() -> None:
 
 
 @pytest.mark.parametrize("name", ["listener.security.protocol.map", "inter.broker.listener.name", "listeners"])
-def test_what_the_cluster_says_of_listeners_nobody_overrides(name: str) -> None:
+def test_listener_properties_cannot_be_overridden(name: str) -> None:
     with pytest.raises(LocalBrokerError, match=name):
         refuse_owned({name: "x"})
 

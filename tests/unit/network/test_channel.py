@@ -72,7 +72,7 @@ def frame(payload: bytes) -> bytes:
     return struct.pack(">i", len(payload)) + payload
 
 
-def test_a_frame_that_comes_whole_is_read_whole() -> None:
+def test_complete_frame_is_read() -> None:
     channel = channel_over(ScriptedTransport([frame(b"payload"), frame(b"next one")]))
     assert channel.read() == NetworkReceive("7", b"payload")
     assert channel.read() == NetworkReceive("7", b"next one")
@@ -90,7 +90,7 @@ def test_frame_in_single_bytes_is_read_at_its_last_byte() -> None:
 
 
 @pytest.mark.parametrize("size", [-1, -(2**31), 0, 3, 1001, 2**31 - 1])
-def test_frame_of_impossible_size_is_refused_before_a_buffer_is_made(size: int) -> None:
+def test_frame_of_impossible_size_is_refused_without_allocation(size: int) -> None:
     transport = ScriptedTransport([struct.pack(">i", size) + b"more"])
     with pytest.raises(ProtocolError, match=f"Node 7 at h:1 sent a frame of {size} bytes") as caught:
         channel_over(transport).read()
@@ -99,7 +99,7 @@ def test_frame_of_impossible_size_is_refused_before_a_buffer_is_made(size: int) 
 
 
 @pytest.mark.parametrize("size", [4, 1000])
-def test_the_smallest_and_the_largest_frame_are_read(size: int) -> None:
+def test_smallest_and_the_largest_frame_are_read(size: int) -> None:
     receive = channel_over(ScriptedTransport([frame(b"x" * size)])).read()
     assert receive is not None
     assert len(receive.payload) == size
@@ -113,7 +113,7 @@ def test_the_smallest_and_the_largest_frame_are_read(size: int) -> None:
         ([frame(b"payload")[:7], ENDED], "after 3 of a response's 7 bytes"),
     ],
 )
-def test_the_end_of_the_connection_says_how_far_it_got(pieces: list[bytes | None], progress: str) -> None:
+def test_error_of_a_closed_connection_shows_the_progress(pieces: list[bytes | None], progress: str) -> None:
     channel = channel_over(ScriptedTransport(pieces))
     for _ in pieces[1:]:
         assert channel.read() is None
@@ -121,7 +121,7 @@ def test_the_end_of_the_connection_says_how_far_it_got(pieces: list[bytes | None
         channel.read()
 
 
-def test_a_frame_taken_in_pieces_arrives_in_one_order() -> None:
+def test_frame_sent_in_pieces_arrives_in_order() -> None:
     transport = ScriptedTransport(room=[3, WOULD_BLOCK, 1, 0, 100])
     channel = channel_over(transport)
     send = NetworkSend("7", [memoryview(b"abc"), memoryview(b"defg"), memoryview(b"h")])
@@ -142,7 +142,7 @@ def test_more_buffers_than_one_call_takes_go_in_several() -> None:
     assert transport.most_buffers == 1024
 
 
-def test_the_state_tells_where_it_stood() -> None:
+def test_state_names_the_step_reached() -> None:
     transport = ScriptedTransport()
     transport.handshakes = [READ, WRITE]
     channel = Channel("7", "Node 7 at h:1", transport, 1000)
@@ -162,7 +162,7 @@ def test_the_state_tells_where_it_stood() -> None:
 
 
 @given(st.lists(st.binary(max_size=20), max_size=8), st.lists(st.integers(1, 25), max_size=60))
-def test_what_is_left_after_any_partial_writes_is_exactly_the_rest(pieces: list[bytes], steps: list[int]) -> None:
+def test_partial_writes_leave_exactly_the_rest(pieces: list[bytes], steps: list[int]) -> None:
     whole = b"".join(pieces)
     send = NetworkSend("1", [memoryview(piece) for piece in pieces])
     taken = 0
@@ -199,7 +199,7 @@ def test_buffers_are_let_go_when_all_is_sent() -> None:
     assert send.completed
 
 
-def test_the_repr_tells_how_far_it_is() -> None:
+def test_repr_shows_the_progress() -> None:
     send = NetworkSend("node", [memoryview(b"abcd")])
     send.advance(1)
     assert repr(send) == "NetworkSend(to 'node', 3 of 4 bytes left)"

@@ -98,7 +98,7 @@ def log_in(channel: Channel) -> None:
     assert channel.take(NetworkReceive("1", LOGIN), 0)
 
 
-def test_nothing_but_the_login_goes_before_it_is_done(channel: Channel, transport: Transport) -> None:
+def test_only_the_login_is_sent_before_it_completes(channel: Channel, transport: Transport) -> None:
     assert (channel.is_ready, channel.is_authenticated, channel.is_held_up) == (False, False, True)
     channel.prepare(0)
     assert (channel.has_send, channel.is_sending) == (False, False), "the login's frame is nobody's send"
@@ -113,7 +113,7 @@ def test_nothing_but_the_login_goes_before_it_is_done(channel: Channel, transpor
     assert (channel.has_send, channel.is_sending) == (True, True)
 
 
-def test_new_connection_says_which_step_it_waits_for(authenticator: Any, transport: Any) -> None:
+def test_new_connection_names_the_step_it_waits_for(authenticator: Any, transport: Any) -> None:
     waits = [READ, 0]
     transport.handshake = lambda: waits.pop(0)
     channel = Channel("1", "Node 1 at there:1", transport, 1 << 30, authenticator)
@@ -128,13 +128,13 @@ def test_new_connection_says_which_step_it_waits_for(authenticator: Any, transpo
     assert channel.setup_step is None, "a session's renewal is no new connection"
 
 
-def test_without_a_login_no_frame_is_one_of_it(transport: Any) -> None:
+def test_channel_without_login_has_no_login_frames(transport: Any) -> None:
     channel = Channel("1", "Node 1 at there:1", transport, 1 << 30)
     channel.shake_hands()
     assert not channel.take(NetworkReceive("1", LOGIN), 0)
 
 
-def test_a_login_that_a_slow_step_ends_is_one(channel: Channel, authenticator: Authenticator) -> None:
+def test_slow_step_completes_a_login(channel: Channel, authenticator: Authenticator) -> None:
     channel.prepare(0)
     channel.write()
     authenticator.receive = lambda payload, now_ms: None  # type: ignore[method-assign]
@@ -145,7 +145,7 @@ def test_a_login_that_a_slow_step_ends_is_one(channel: Channel, authenticator: A
     assert (channel.is_ready, channel.is_authenticated, channel.is_held_up) == (True, True, False)
 
 
-def test_where_sending_failed_nothing_more_is_to_be_given(channel: Channel) -> None:
+def test_channel_with_a_failed_send_is_not_ready(channel: Channel) -> None:
     log_in(channel)
     channel.failed_send = DisconnectError("gone")
     assert not channel.is_ready
@@ -192,7 +192,7 @@ def test_renewal_holds_sends_and_reads_in_flight_responses(
     assert (channel.is_ready, channel.has_send, channel.is_held_up) == (True, False, False)
 
 
-def test_nothing_to_send_is_no_reason_to_renew(channel: Channel, authenticator: Authenticator) -> None:
+def test_no_renewal_without_a_send(channel: Channel, authenticator: Authenticator) -> None:
     log_in(channel)
     authenticator.due_ms = 5_000
     channel.prepare(9_000)
@@ -200,7 +200,7 @@ def test_nothing_to_send_is_no_reason_to_renew(channel: Channel, authenticator: 
     assert channel.is_ready
 
 
-def test_a_send_that_has_begun_to_go_goes_whole(
+def test_begun_send_is_completed_before_a_login(
     channel: Channel, transport: Transport, authenticator: Authenticator
 ) -> None:
     log_in(channel)
@@ -241,7 +241,7 @@ def test_offered_send_goes_whole_before_a_renewal(
     assert transport.sent == frame(b"produce") + frame(b"login")
 
 
-def test_a_login_that_goes_in_pieces_is_not_cut_by_another(
+def test_partial_login_frame_is_not_cut_by_a_send(
     channel: Channel, transport: Transport, authenticator: Authenticator
 ) -> None:
     log_in(channel)
@@ -256,7 +256,7 @@ def test_a_login_that_goes_in_pieces_is_not_cut_by_another(
     assert transport.sent == frame(b"login")
 
 
-def test_a_refusal_is_final_and_other_ends_are_not(channel: Channel) -> None:
+def test_only_a_refusal_is_final(channel: Channel) -> None:
     with pytest.raises(SaslAuthenticationError) as caught:
         channel.take(NetworkReceive("1", b"refused!"), 0)
     assert channel.state(caught.value).kind is ChannelKind.AUTHENTICATION_FAILED
@@ -272,6 +272,6 @@ def test_frames_are_smaller_before_authentication(channel: Channel, transport: T
     assert channel.read() is None
 
 
-def test_what_a_login_may_take_is_taken(channel: Channel, transport: Transport) -> None:
+def test_frame_within_the_limit_of_a_login_is_read(channel: Channel, transport: Transport) -> None:
     transport.incoming = struct.pack(">i", 524_288)
     assert channel.read() is None

@@ -64,7 +64,7 @@ def test_it_has_the_real_ones_methods_with_the_same_arguments() -> None:
             assert inspect.signature(getattr(FakeSelector, name)) == inspect.signature(method), name
 
 
-def test_time_passes_as_far_as_the_next_thing_due_and_no_further() -> None:
+def test_clock_moves_to_the_next_due_event() -> None:
     client = Client()
     client.connect()
     client.selector.poll(1000)
@@ -77,7 +77,7 @@ def test_time_passes_as_far_as_the_next_thing_due_and_no_further() -> None:
     assert client.elapsed_ms == 15
 
 
-def test_a_poll_with_nothing_due_lasts_its_timeout() -> None:
+def test_poll_with_nothing_due_lasts_its_timeout() -> None:
     client = Client().connected()
     client.selector.poll(300)
     assert client.elapsed_ms == 305
@@ -100,7 +100,7 @@ def test_at_most_one_frame_a_poll_and_in_order() -> None:
     assert per_poll == [1, 1, 1, 0]
 
 
-def test_a_delayed_response_holds_up_the_next_as_on_a_real_connection() -> None:
+def test_delayed_response_delays_the_next_one() -> None:
     client = Client().connected()
     client.cluster.on(ApiKey.METADATA, faults.delay(500))
     client.ask(1)
@@ -111,7 +111,7 @@ def test_a_delayed_response_holds_up_the_next_as_on_a_real_connection() -> None:
 
 
 @pytest.mark.parametrize("how", ["refusing", "unknown address"])
-def test_a_refused_connection_is_reported_with_its_address(how: str) -> None:
+def test_refused_connection_is_reported_with_its_address(how: str) -> None:
     client = Client()
     if how == "refusing":
         client.network.refusing.add(0)
@@ -124,7 +124,7 @@ def test_a_refused_connection_is_reported_with_its_address(how: str) -> None:
     client.connect()
 
 
-def test_a_hanging_connection_never_answers() -> None:
+def test_hanging_connection_never_answers() -> None:
     client = Client()
     client.network.hanging.add(0)
     client.connect()
@@ -158,7 +158,7 @@ def test_stalled_socket_takes_its_bytes_later() -> None:
     assert client.answers() == [99]
 
 
-def test_what_came_before_the_end_is_handed_over_before_the_end_is_told() -> None:
+def test_bytes_before_the_end_are_delivered_before_the_end() -> None:
     client = Client().connected()
     client.cluster.on(ApiKey.METADATA, faults.close_after(), skip=1)
     client.ask(1)
@@ -195,7 +195,7 @@ def test_misuse_is_refused_as_by_the_real_one() -> None:
         client.selector.poll(0)
 
 
-def test_a_stopped_node_is_gone_until_it_starts() -> None:
+def test_stopped_node_is_gone_until_it_starts() -> None:
     client = Client(nodes=2).connected()
     client.network.stop(0)
     client.selector.poll(10)
@@ -207,7 +207,7 @@ def test_a_stopped_node_is_gone_until_it_starts() -> None:
     client.connected()
 
 
-def test_an_action_runs_at_its_time() -> None:
+def test_action_runs_at_its_time() -> None:
     client = Client().connected()
     client.selector.at(client.clock.now_ms() + 40, lambda: client.network.cut(0))
     client.selector.poll(1000)

@@ -98,12 +98,12 @@ def test_batches_are_appended_at_the_next_offset_and_read_back(cluster: Scripted
     ],
     ids=["checksum", "length", "magic", "header", "empty", "two batches"],
 )
-def test_a_bad_batch_is_refused_and_leaves_no_trace(cluster: ScriptedCluster, spoil: Any, error_code: int) -> None:
+def test_bad_batch_is_refused_without_effect(cluster: ScriptedCluster, spoil: Any, error_code: int) -> None:
     assert produce(cluster, spoil(batch(b"value"))).error_code == error_code
     assert cluster.log("t", 0).batches == []
 
 
-def test_a_batch_sent_again_gets_the_same_offset_and_is_kept_once(cluster: ScriptedCluster) -> None:
+def test_batch_sent_again_is_kept_once_at_its_offset(cluster: ScriptedCluster) -> None:
     batches = [batch(b"x", b"y", producer=(7, 0, sequence)) for sequence in range(0, 12, 2)]
     offsets = [produce(cluster, data).base_offset for data in batches]
     assert offsets == [0, 2, 4, 6, 8, 10]
@@ -139,7 +139,7 @@ def test_sequences_wrap_to_zero(cluster: ScriptedCluster) -> None:
     assert produce(cluster, batch(b"d", producer=(7, 0, 1))).error_code == 0
 
 
-def test_a_forgotten_producer_may_begin_anywhere(cluster: ScriptedCluster) -> None:
+def test_forgotten_producer_may_begin_anywhere(cluster: ScriptedCluster) -> None:
     produce(cluster, batch(b"a", producer=(7, 0, 0)))
     cluster.log("t", 0).forget_producers()
     assert produce(cluster, batch(b"b", producer=(7, 0, 50))).error_code == 0
@@ -161,18 +161,18 @@ def test_only_the_leader_appends_and_names_the_right_one(cluster: ScriptedCluste
     assert produce(cluster, batch(b"a"), partition=9).error_code == ErrorCode.unknown_topic_or_partition
 
 
-def test_the_topics_limits_hold(cluster: ScriptedCluster) -> None:
+def test_topic_limits_are_checked(cluster: ScriptedCluster) -> None:
     cluster.topics["t"].max_message_bytes = 100
     assert produce(cluster, batch(b"x" * 100)).error_code == ErrorCode.message_too_large
     assert produce(cluster, batch(b"x"), acks=2).error_code == ErrorCode.invalid_required_acks
 
 
-def test_without_acks_there_is_no_response_but_a_failure_hangs_up(cluster: ScriptedCluster) -> None:
+def test_without_acks_only_a_failure_closes_the_connection(cluster: ScriptedCluster) -> None:
     assert produce(cluster, batch(b"a"), acks=0) is None
     assert produce(cluster, batch(b"a"), acks=0, partition=1) == "closed"
 
 
-def test_metadata_tells_leaders_epochs_and_ids(cluster: ScriptedCluster) -> None:
+def test_metadata_has_leaders_epochs_and_ids(cluster: ScriptedCluster) -> None:
     cluster.move_leader("t", 1, NO_LEADER)
     cluster.live_node_ids.discard(1)
     answer = ask(cluster, MetadataRequest(("t", "none", "a b")))
@@ -191,7 +191,7 @@ def test_metadata_tells_leaders_epochs_and_ids(cluster: ScriptedCluster) -> None
     assert ask(cluster, MetadataRequest(None)).topics == ()
 
 
-def test_a_topic_is_made_only_where_both_sides_allow_it(cluster: ScriptedCluster) -> None:
+def test_topic_is_created_only_if_both_sides_allow_it(cluster: ScriptedCluster) -> None:
     ask(cluster, MetadataRequest(("new",)))
     assert "new" not in cluster.topics
     cluster.auto_create_topics, cluster.default_partitions, cluster.topic_creation_ms = True, 3, 50
@@ -204,7 +204,7 @@ def test_a_topic_is_made_only_where_both_sides_allow_it(cluster: ScriptedCluster
     assert len(ask(cluster, MetadataRequest(("new",)), now_ms=50).topics[0].partitions) == 3
 
 
-def test_a_topic_made_anew_has_another_id_and_an_empty_log(cluster: ScriptedCluster) -> None:
+def test_topic_created_again_has_another_id_and_an_empty_log(cluster: ScriptedCluster) -> None:
     produce(cluster, batch(b"a"))
     before = cluster.topics["t"].id
     cluster.delete_topic("t")
@@ -244,7 +244,7 @@ def test_fetch_gives_whole_batches_from_the_offset_on(cluster: ScriptedCluster) 
     assert fetch(0).error_code == ErrorCode.offset_out_of_range
 
 
-def test_a_fetch_at_the_end_is_answered_when_its_wait_is_over(cluster: ScriptedCluster) -> None:
+def test_fetch_at_the_end_is_answered_after_its_wait(cluster: ScriptedCluster) -> None:
     request = FetchRequest({"t": [FetchPartition(0, 0, 1000)]}, 500).build(12)
     (reply,) = cluster.handle_frame(0, b"".join(encode_request(request, 1, "c"))[4:], 0)
     assert reply.delay_ms == 500
@@ -277,7 +277,7 @@ def test_producer_ids_are_new_and_transactional_ones_bump(cluster: ScriptedClust
     assert coordinator.node_id == 1
 
 
-def test_versions_it_does_not_speak_end_the_connection_but_for_api_versions(cluster: ScriptedCluster) -> None:
+def test_unsupported_version_closes_the_connection_except_of_api_versions(cluster: ScriptedCluster) -> None:
     cluster.node_versions[0] = KAFKA_2_1
     assert ask(cluster, MetadataRequest(None), version=8) == "closed"
     answer = ask(cluster, ApiVersionsRequest("s", "1"), version=4)
@@ -290,7 +290,7 @@ def test_versions_it_does_not_speak_end_the_connection_but_for_api_versions(clus
     assert ask(cluster, ApiVersionsRequest("s", "1")).finalized_features[0].max_version_level == 2
 
 
-def test_what_is_no_request_raises(cluster: ScriptedCluster) -> None:
+def test_malformed_request_raises(cluster: ScriptedCluster) -> None:
     payload = b"".join(encode_request(MetadataRequest(None).build(12), 1, "c"))[4:]
     with pytest.raises(ValueError, match="bytes too many"):
         cluster.handle_frame(0, payload + b"?", 0)
@@ -321,7 +321,7 @@ def test_any_api_can_be_made_to_fail_once(cluster: ScriptedCluster, request_: Re
     assert code_of(ask(cluster, request_)) != 7
 
 
-def test_a_script_counts_its_node_its_skips_and_its_times(cluster: ScriptedCluster) -> None:
+def test_script_counts_its_node_its_skips_and_its_times(cluster: ScriptedCluster) -> None:
     cluster.on(ApiKey.METADATA, faults.lose_request(), times=2, node_id=0, skip=1)
     answered = [ask(cluster, MetadataRequest(()), node_id=node_id) is not None for node_id in (1, 0, 1, 0, 0, 0)]
     assert answered == [True, True, True, False, False, True]
@@ -337,7 +337,7 @@ def test_a_script_counts_its_node_its_skips_and_its_times(cluster: ScriptedClust
     ],
     ids=["lose_request", "lose_response", "close_before", "close_after"],
 )
-def test_what_is_lost_before_has_no_effect_and_after_has(
+def test_lost_request_has_no_effect_but_a_lost_response_has(
     cluster: ScriptedCluster, fault: Any, answer: object, kept: int
 ) -> None:
     cluster.on(ApiKey.PRODUCE, fault)
@@ -345,7 +345,7 @@ def test_what_is_lost_before_has_no_effect_and_after_has(
     assert len(cluster.log("t", 0).batches) == kept
 
 
-def test_frames_are_spoilt_as_told(cluster: ScriptedCluster) -> None:
+def test_frames_are_damaged_as_scripted(cluster: ScriptedCluster) -> None:
     payload = b"".join(encode_request(MetadataRequest(()).build(12), 40, "c"))[4:]
 
     def reply() -> bytes:

@@ -36,7 +36,7 @@ def test_control_batch_is_checked_and_not_visible(committed: bool, kept: list[by
     assert [record.value for record in log.records()] == [b"id"]
 
 
-def test_under_version_1_a_partition_must_be_added_before_it_is_written_to() -> None:
+def test_version_1_needs_a_partition_added_before_a_write() -> None:
     bench = CoordinatorBench(version=1)
     open_ = bench.raw.begin("id")
     with pytest.raises(InvalidTxnStateError):
@@ -63,7 +63,7 @@ def test_all_partitions_are_added_or_none() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_who_was_fenced_can_neither_write_nor_mark_nor_add(version: int) -> None:
+def test_fenced_producer_cannot_write_mark_or_add(version: int) -> None:
     bench = CoordinatorBench(version=version)
     (open_,) = bench.open("id")
     bench.raw.begin("id")
@@ -76,7 +76,7 @@ def test_who_was_fenced_can_neither_write_nor_mark_nor_add(version: int) -> None
     assert bench.cluster.transactions.offsets == {}
 
 
-def test_a_delayed_marker_leaves_the_transaction_prepared() -> None:
+def test_delayed_marker_leaves_the_transaction_prepared() -> None:
     bench = CoordinatorBench()
     bench.cluster.transactions.marker_delay_ms = 100
     (open_,) = bench.open("id")
@@ -89,7 +89,7 @@ def test_a_delayed_marker_leaves_the_transaction_prepared() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_until_the_markers_are_written_no_end_is_fenced_or_invalid(version: int) -> None:
+def test_end_before_the_markers_is_answered_as_in_kafka(version: int) -> None:
     """As Kafka 4.3 answers while the leader of a partition is frozen; under version 1 ids and epochs count."""
     bench = CoordinatorBench(version=version)
     coordinator = bench.cluster.transactions
@@ -112,14 +112,14 @@ def test_until_the_markers_are_written_no_end_is_fenced_or_invalid(version: int)
     assert bench.state("id") == "PrepareCommit"
 
 
-def test_an_id_out_of_epochs_gets_another_producer_id_when_it_begins() -> None:
+def test_id_without_epochs_left_gets_another_producer_id() -> None:
     bench = CoordinatorBench(version=1)
     bench.raw.begin("id")
     bench.cluster.transactions.transactions["id"].epoch = MAX_EPOCH
     assert bench.raw.begin("id").producer == (1001, 0)
 
 
-def test_a_fence_in_the_last_epoch_does_not_run_over() -> None:
+def test_fence_in_the_last_epoch_does_not_overflow() -> None:
     bench = CoordinatorBench()
     bench.open("id")
     held = bench.cluster.transactions.transactions["id"]

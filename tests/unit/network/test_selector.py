@@ -5,7 +5,7 @@ from __future__ import annotations
 from spark_kafka_sink.network.selector import IdleConnections
 
 
-def test_the_least_recently_used_goes_first_and_only_when_its_time_is_up() -> None:
+def test_least_recently_used_connection_expires_first() -> None:
     idle = IdleConnections(100)
     for connection_id, now_ms in (("a", 0), ("b", 10), ("a", 20)):
         idle.touch(connection_id, now_ms)
@@ -14,7 +14,7 @@ def test_the_least_recently_used_goes_first_and_only_when_its_time_is_up() -> No
     assert idle.expired(200) == [("b", 190), ("a", 180)]
 
 
-def test_the_time_to_the_next_is_bounded_by_the_caller_and_by_zero() -> None:
+def test_time_to_expiry_is_between_zero_and_the_timeout() -> None:
     idle = IdleConnections(100)
     assert idle.time_to_next(0, at_most_ms=5000) == 5000
     idle.touch("a", 0)
@@ -23,7 +23,7 @@ def test_the_time_to_the_next_is_bounded_by_the_caller_and_by_zero() -> None:
     assert idle.time_to_next(400, at_most_ms=7) == 0
 
 
-def test_what_is_forgotten_does_not_expire() -> None:
+def test_forgotten_connection_does_not_expire() -> None:
     idle = IdleConnections(100)
     idle.touch("a", 0)
     idle.forget("a")

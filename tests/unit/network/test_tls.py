@@ -85,7 +85,7 @@ def distrust(code: int, message: str) -> ssl.SSLCertVerificationError:
     ],
 )
 @pytest.mark.parametrize("has_spoken", [False, True])
-def test_failed_handshake_says_whether_it_is_final_and_what_to_change(
+def test_failed_handshake_names_finality_and_remedy(
     error: OSError, kind: type[KafkaError], text: str, has_spoken: bool
 ) -> None:
     failure = handshake_failure(error, NODE, "h.example", has_spoken)
@@ -147,9 +147,7 @@ def test_each_alert_against_our_certificate_is_final_whenever_it_comes(number: i
         (47, SslAuthenticationError, "the TLS handshake failed (sslv3 alert illegal parameter)"),
     ],
 )
-def test_other_alerts_name_a_setting_and_are_retriable_after_the_handshake(
-    number: int, kind: type[KafkaError], text: str
-) -> None:
+def test_later_alerts_name_a_setting_and_are_retriable(number: int, kind: type[KafkaError], text: str) -> None:
     failure = handshake_failure(alert(number), NODE, "h.example", True)
     assert type(failure) is kind
     assert text in str(failure)
@@ -212,7 +210,7 @@ class WantsAfterThree(BrokenAfterThree):
 
 @pytest.mark.parametrize("wanted", [ssl.SSLWantReadError, ssl.SSLWantWriteError])
 @pytest.mark.parametrize("is_sending", [True, False])
-def test_whatever_openssl_wants_of_the_socket_is_no_failure(wanted: type[ssl.SSLError], is_sending: bool) -> None:
+def test_openssl_that_needs_the_socket_first_is_not_a_failure(wanted: type[ssl.SSLError], is_sending: bool) -> None:
     """To write in order to read, and the other way round, where a peer asks for other keys."""
     address = Address(socket.AF_INET, ("127.0.0.1", 1), "localhost")
     transport = TlsTransport(address, "Node 1", -1, -1, cast("ssl.SSLContext", WantsAfterThree(wanted)))

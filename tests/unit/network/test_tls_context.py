@@ -45,7 +45,7 @@ def context_of(**settings: Any) -> ssl.SSLContext:
     return tls_context(settings_of(**settings))
 
 
-def test_everything_is_verified_unless_said_otherwise(caplog: pytest.LogCaptureFixture) -> None:
+def test_certificates_and_names_are_verified_by_default(caplog: pytest.LogCaptureFixture) -> None:
     context = context_of()
     assert caplog.text == ""
     assert context.verify_mode is ssl.CERT_REQUIRED
@@ -131,7 +131,7 @@ def test_versions_are_those_enabled_for_which_a_suite_is_left(
         ("TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256", 0xCCA9),
     ],
 )
-def test_a_suites_standard_name_is_that_suite(suite: str, number: int) -> None:
+def test_suites_standard_name_is_that_suite(suite: str, number: int) -> None:
     """By IANA's numbers, which go over the wire."""
     ciphers = context_of(ssl_cipher_suites=suite).get_ciphers()
     assert [each["id"] & 0xFFFF for each in ciphers if each["protocol"] != "TLSv1.3"] == [number]
@@ -166,7 +166,7 @@ def test_suites_of_tls_1_2_are_those_named() -> None:
         ({"ssl_keystore_location": "/no/such/file"}, "ssl.keystore.location=/no/such/file cannot be read"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_its_setting(settings: dict[str, Any], text: str) -> None:
+def test_unusable_file_is_refused_with_its_setting(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         context_of(**settings)
 
@@ -200,7 +200,7 @@ def test_old_encrypted_key_keeps_its_header_lines() -> None:
 
 
 @pytest.mark.parametrize("password", [None, PASSWORD])
-def test_a_pem_file_holds_key_and_chain_in_either_order(tmp_path: Path, password: str | None) -> None:
+def test_pem_file_holds_key_and_chain_in_either_order(tmp_path: Path, password: str | None) -> None:
     for parts in (
         (CLIENT.key_pem(password), CLIENT.certificate_pem),
         (CLIENT.certificate_pem, CLIENT.key_pem(password)),
@@ -233,7 +233,7 @@ def test_a_pem_file_holds_key_and_chain_in_either_order(tmp_path: Path, password
         ),
     ],
 )
-def test_a_key_that_cannot_be_used_is_refused_and_not_shown(settings: dict[str, str], text: str) -> None:
+def test_key_that_cannot_be_used_is_refused_and_not_shown(settings: dict[str, str], text: str) -> None:
     given = {
         "ssl_keystore_certificate_chain": CLIENT.certificate_pem,
         "ssl_keystore_key": CLIENT.key_pem(PASSWORD),
@@ -267,14 +267,14 @@ def test_old_key_encryption_is_named_as_a_possible_cause() -> None:
 
 
 @pytest.mark.parametrize("content", ["", CLIENT.certificate_pem, CLIENT.key_pem()])
-def test_a_keystore_file_without_key_or_certificate_is_refused(tmp_path: Path, content: str) -> None:
+def test_keystore_file_without_key_or_certificate_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "client.pem"
     file.write_text(content)
     with pytest.raises(ConfigError, match=r"must contain a private key and its certificate in PEM"):
         context_of(ssl_keystore_location=str(file))
 
 
-def test_of_a_truststore_file_the_certificates_count(tmp_path: Path) -> None:
+def test_truststore_file_with_other_text_gives_its_certificates(tmp_path: Path) -> None:
     file = tmp_path / "trust.pem"
     file.write_text(CLIENT.key_pem() + AUTHORITY.certificate_pem)
     trusted = trusted_certificates(settings_of(ssl_truststore_certificates=None, ssl_truststore_location=str(file)))
@@ -282,7 +282,7 @@ def test_of_a_truststore_file_the_certificates_count(tmp_path: Path) -> None:
     assert trusted.pem == AUTHORITY.certificate_pem
 
 
-def test_a_truststore_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
+def test_truststore_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "trust.pem"
     file.write_bytes(bytes(100))
     with pytest.raises(ConfigError, match=r"there is no certificate in it. Its type is PEM"):
@@ -336,7 +336,7 @@ def test_stores_of_java_in_pkcs12_are_read(tmp_path: Path) -> None:
     assert context_of(**pkcs12_settings(tmp_path)).cert_store_stats()["x509_ca"] == 1
 
 
-def test_the_certificate_of_a_key_in_a_pkcs12_truststore_is_trusted_as_in_java(tmp_path: Path) -> None:
+def test_pkcs12_truststore_trusts_the_certificate_of_a_key_too(tmp_path: Path) -> None:
     _, own = pkcs12_files(tmp_path)
     context = context_of(**{**pkcs12_settings(tmp_path), "ssl_truststore_location": str(own)})
     assert context.cert_store_stats()["x509"] == 2
@@ -350,19 +350,19 @@ def test_keystore_without_own_password_uses_the_key_password(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("purpose", ["truststore", "keystore"])
-def test_a_pkcs12_store_that_cannot_be_opened_is_refused(tmp_path: Path, purpose: str) -> None:
+def test_pkcs12_store_that_cannot_be_opened_is_refused(tmp_path: Path, purpose: str) -> None:
     with pytest.raises(ConfigError, match=f"ssl.{purpose}.location=.* or ssl.{purpose}.password is wrong") as refusal:
         context_of(**{**pkcs12_settings(tmp_path), f"ssl_{purpose}_password": "other"})
     assert "other" not in str(refusal.value)
 
 
-def test_a_pkcs12_store_without_a_key_is_refused(tmp_path: Path) -> None:
+def test_pkcs12_store_without_a_key_is_refused(tmp_path: Path) -> None:
     settings = pkcs12_settings(tmp_path)
     with pytest.raises(ConfigError, match="no private key with its certificate"):
         context_of(**{**settings, "ssl_keystore_location": settings["ssl_truststore_location"]})
 
 
-def test_a_pkcs12_store_with_a_key_but_no_certificate_is_refused(tmp_path: Path) -> None:
+def test_pkcs12_store_with_a_key_but_no_certificate_is_refused(tmp_path: Path) -> None:
     settings = pkcs12_settings(tmp_path)
     secret = BestAvailableEncryption(PASSWORD.encode())
     own = pkcs12.serialize_key_and_certificates(b"me", CLIENT.key, None, None, secret)
@@ -371,7 +371,7 @@ def test_a_pkcs12_store_with_a_key_but_no_certificate_is_refused(tmp_path: Path)
         context_of(**settings)
 
 
-def test_a_pkcs12_store_may_have_no_password(tmp_path: Path) -> None:
+def test_pkcs12_store_may_have_no_password(tmp_path: Path) -> None:
     settings = {**pkcs12_settings(tmp_path), "ssl_truststore_password": None}
     certificate = pkcs12.PKCS12Certificate(AUTHORITY.certificate, b"authority")
     open_store = pkcs12.serialize_java_truststore([certificate], NoEncryption())
@@ -406,7 +406,7 @@ def test_no_program_that_is_started_meanwhile_gets_the_key() -> None:
         assert not os.get_inheritable(int(path.rpartition("/")[2]))
 
 
-def test_an_intermediate_authority_in_the_truststore_will_do() -> None:
+def test_intermediate_authority_in_the_truststore_is_enough() -> None:
     assert context_of().verify_flags & ssl.VERIFY_X509_PARTIAL_CHAIN
 
 

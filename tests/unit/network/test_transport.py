@@ -10,7 +10,7 @@ from spark_kafka_sink.common.errors import BootstrapResolutionError
 from spark_kafka_sink.network.transport import Address, canonical_names, resolve
 
 
-def test_a_number_is_its_own_address() -> None:
+def test_numeric_address_resolves_to_itself() -> None:
     assert resolve("127.0.0.1", 9092) == [(socket.AF_INET, ("127.0.0.1", 9092), "127.0.0.1")]
     assert resolve("::1", 9092)[0].family == socket.AF_INET6
 
@@ -22,7 +22,7 @@ def test_each_address_comes_once() -> None:
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 64 + ".b", "null\0byte"])
-def test_a_name_without_address_is_named(host: str) -> None:
+def test_name_without_address_is_named(host: str) -> None:
     with pytest.raises(BootstrapResolutionError, match=f"{host.replace(chr(0), '.')}:9092 cannot be resolved"):
         resolve(host, 9092)
 
@@ -49,12 +49,12 @@ def test_no_name_is_not_this_machine() -> None:
 
 
 @pytest.mark.parametrize("port", [0, -1, 65_536, 70_000])
-def test_a_port_out_of_range_is_named(port: int) -> None:
+def test_port_out_of_range_is_named(port: int) -> None:
     with pytest.raises(BootstrapResolutionError, match=f"h:{port} .* 1 to 65535"):
         resolve("h", port)
 
 
-def test_an_address_reads_as_text() -> None:
+def test_address_reads_as_text() -> None:
     assert str(Address(socket.AF_INET, ("10.0.0.1", 1))) == "10.0.0.1:1"
     assert str(Address(socket.AF_INET6, ("::1", 1, 0, 0))) == "[::1]:1"
 

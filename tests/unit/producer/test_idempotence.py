@@ -7,12 +7,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
-from support.producer_harness import TOPIC, Delivery, ProducerHarness
+from support.producer_harness import ONE_EACH, TOPIC, Delivery, ProducerHarness, warm
 from support.scripted_broker import faults
 from support.scripted_broker.batches import check_batch
 from support.scripted_broker.cluster import ScriptedCluster
@@ -46,15 +46,7 @@ from spark_kafka_sink.protocol.versions import ApiKey
 
 LOADING = "The coordinator is still loading its state."
 PLACE = TopicPartition(TOPIC, 0)
-ONE_EACH = {"linger.ms": "0", "batch.size": "1"}
 SHORT = {**ONE_EACH, "delivery.timeout.ms": "10000", "request.timeout.ms": "3000"}
-
-
-def warm(settings: Mapping[str, Any] | None = None, **more: Any) -> ProducerHarness:
-    harness = ProducerHarness(ONE_EACH if settings is None else settings, **more)
-    harness.warm_up(*harness.cluster.topics)
-    harness.cluster.requests.clear()
-    return harness
 
 
 def identity_of(harness: ProducerHarness) -> ProducerIdentity:
@@ -178,7 +170,7 @@ def test_producer_id_refused_before_any_send_fails_no_send() -> None:
 
 def test_refused_renewal_of_the_producer_id_keeps_sent_batches() -> None:
     """Its retries keep their numbers, so that nothing is doubled, and wait until the right is back."""
-    harness = warm()
+    harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, faults.lose_response())
     harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError), times=3)
     (sent,) = send_all(harness, 1)
@@ -277,7 +269,7 @@ def test_refusal_of_a_granted_producer_id_explains_no_later_error() -> None:
 
 
 def test_five_requests_are_in_flight_and_arrive_in_order() -> None:
-    harness = warm()
+    harness = warm(ONE_EACH)
     harness.network.held.add(0)
     deliveries = send_all(harness, 8)
     harness.run_for(300)
@@ -303,7 +295,7 @@ def test_no_new_batch_follows_a_retry_to_a_recreated_topic() -> None:
     """Its leader knows nothing of the producer then, as with the first batch of all: what it took behind one that it
     refused would be in the log before that, and, with the answer lost, again behind it.
     """
-    harness = warm()
+    harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, forget_and_refuse, times=1)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(NotLeaderOrFollowerError), times=1)
     harness.cluster.on(ApiKey.PRODUCE, faults.close_after(), times=1)
@@ -316,7 +308,7 @@ def test_no_new_batch_follows_a_retry_to_a_recreated_topic() -> None:
 
 
 def test_no_new_batch_follows_a_retry_with_later_batches_in_flight() -> None:
-    harness = warm()
+    harness = warm(ONE_EACH)
     identity = identity_of(harness)
     first, behind_it, new = (ProducerBatch(PLACE, 0, 100, harness.now_ms) for _ in range(3))
     for batch in (first, behind_it):
@@ -349,7 +341,7 @@ def test_any_of_five_batches_fails_and_all_arrive_in_order(which: int, error_cod
     """Rows 16, 23, 26 with five in flight: what followed the failed one meets OUT_OF_ORDER_SEQUENCE and waits its
     turn; no new epoch begins for it (row 27).
     """
-    harness = warm()
+    harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(error_code), skip=which)
     deliveries = send_all(harness, 7)
     harness.settle()
@@ -371,7 +363,7 @@ def test_broker_drops_duplicates_after_a_lost_connection(fault: faults.Hook) -> 
 
 
 def test_retries_go_one_by_one() -> None:
-    harness = warm()
+    harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(RequestTimedOutError), times=5)
     send_all(harness, 5)
     harness.run_for(5)
@@ -385,7 +377,7 @@ def test_retries_go_one_by_one() -> None:
 
 
 def test_leaders_that_move_under_load_lose_nothing() -> None:
-    harness = warm(node_count=3)
+    harness = warm(ONE_EACH, node_count=3)
     rng = random.Random(7)
     deliveries = []
     for index in range(60):
@@ -402,7 +394,7 @@ def test_leaders_that_move_under_load_lose_nothing() -> None:
 
 
 def test_out_of_order_at_the_head_begins_a_new_epoch_and_everything_arrives() -> None:
-    harness = warm()
+    harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(OutOfOrderSequenceError))
     deliveries = send_all(harness, 3)
     harness.settle()
@@ -467,7 +459,7 @@ def test_gap_after_data_loss_in_the_new_epoch_begins_another() -> None:
 
 
 def test_drained_partitions_go_on_in_the_new_epoch() -> None:
-    harness = warm(topics={TOPIC: 2})
+    harness = warm(ONE_EACH, topics={TOPIC: 2})
     first = harness.send(b"a", partition=1)
     harness.settle()
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(OutOfOrderSequenceError))
@@ -481,7 +473,7 @@ def test_drained_partitions_go_on_in_the_new_epoch() -> None:
 
 
 def test_batches_of_an_older_epoch_are_finished_under_it_before_new_ones_go() -> None:
-    harness = warm(topics={TOPIC: 2}, node_count=2)
+    harness = warm(ONE_EACH, topics={TOPIC: 2}, node_count=2)
     slow = faults.delay(1_000)
 
     def by_partition(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
@@ -503,7 +495,7 @@ def test_batches_of_an_older_epoch_are_finished_under_it_before_new_ones_go() ->
 
 
 def test_a_duplicate_is_success_without_an_offset() -> None:
-    harness = warm()
+    harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(DuplicateSequenceError))
     delivery = harness.send(b"v")
     harness.settle()
@@ -527,7 +519,7 @@ def unknown_producer(log_start_offset: int) -> faults.Hook:
 
 
 def test_an_unknown_producer_id_begins_a_new_epoch_and_sends_again() -> None:
-    harness = warm()
+    harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, unknown_producer(5))
     deliveries = send_all(harness, 3)
     harness.settle()
@@ -537,7 +529,7 @@ def test_an_unknown_producer_id_begins_a_new_epoch_and_sends_again() -> None:
 
 
 def test_an_unknown_producer_id_without_a_log_start_is_only_sent_again() -> None:
-    harness = warm()
+    harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, unknown_producer(-1))
     delivery = harness.send(b"v")
     harness.settle()
@@ -546,7 +538,7 @@ def test_an_unknown_producer_id_without_a_log_start_is_only_sent_again() -> None
 
 
 def test_several_unknown_producer_ids_begin_one_new_epoch() -> None:
-    harness = warm()
+    harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, unknown_producer(5), times=5)
     deliveries = send_all(harness, 5)
     harness.settle()
@@ -557,7 +549,7 @@ def test_several_unknown_producer_ids_begin_one_new_epoch() -> None:
 
 def test_an_expired_producer_id_is_not_noticed() -> None:
     """The broker forgets the producer between two batches and takes any sequence from it."""
-    harness = warm()
+    harness = warm(ONE_EACH)
     harness.cluster.log(TOPIC, 0).forget_producers()
     deliveries = send_all(harness, 4)
     harness.settle()
@@ -583,7 +575,7 @@ def test_expired_batch_in_flight_holds_later_batches_back() -> None:
 
 
 def test_no_new_batch_follows_batches_behind_an_abandoned_one() -> None:
-    harness = warm()
+    harness = warm(ONE_EACH)
     send_all(harness, 1)  # which is acknowledged: not that is waited for
     harness.settle()
     identity = identity_of(harness)
@@ -715,7 +707,7 @@ def test_a_batch_that_expires_before_it_was_sent_begins_no_new_epoch() -> None:
 
 
 def test_sequences_wrap() -> None:
-    harness = warm()
+    harness = warm(ONE_EACH)
     entry = identity_of(harness).sequences[PLACE]
     log = harness.cluster.log(TOPIC, 0)
     entry.next_sequence = 2**31 - 3
@@ -730,7 +722,7 @@ def test_sequences_wrap() -> None:
 
 
 def test_retries_keep_their_order_across_the_wrap() -> None:
-    harness = warm()
+    harness = warm(ONE_EACH)
     entry = identity_of(harness).sequences[PLACE]
     harness.cluster.log(TOPIC, 0).forget_producers()
     entry.next_sequence = 2**31 - 2
@@ -758,7 +750,7 @@ def test_retries_keep_their_order_across_the_wrap() -> None:
     ],
 )
 def test_abandoned_batch_leaves_no_gap_and_later_ones_arrive_once(error_code: int) -> None:
-    harness = warm()
+    harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(error_code))
     deliveries = send_all(harness, 5)
     harness.settle()
@@ -816,7 +808,7 @@ def test_sequences_outlive_a_topic_that_vanishes_and_returns() -> None:
 def test_recreated_topic_is_written_to(metadata_version: int) -> None:
     """Row 18: another id, fewer partitions, a lower leader epoch."""
     cluster = ScriptedCluster(versions={**KAFKA_4_1, ApiKey.METADATA: (0, metadata_version)})
-    harness = warm(topics={TOPIC: 3}, cluster=cluster)
+    harness = warm(ONE_EACH, topics={TOPIC: 3}, cluster=cluster)
     for _ in range(4):
         harness.cluster.move_leader(TOPIC, 0, 0)
     harness.metadata.request_update()
@@ -837,7 +829,7 @@ def test_recreated_topic_is_written_to(metadata_version: int) -> None:
 
 @pytest.mark.parametrize("refusals", [0, 1])
 def test_exhausted_epochs_request_a_new_producer_id(refusals: int) -> None:
-    harness = warm(topics={TOPIC: 2})
+    harness = warm(ONE_EACH, topics={TOPIC: 2})
     harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(CoordinatorLoadInProgressError), times=refusals)
     identity = identity_of(harness)
     identity.producer = identity.producer._replace(epoch=MAX_EPOCH)

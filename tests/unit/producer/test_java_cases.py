@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
-from support.producer_harness import TOPIC, Delivery, ProducerHarness
+from support.producer_harness import ONE_EACH, TOPIC, Delivery, ProducerHarness
 from support.scripted_broker import faults
 from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.versions import VersionRanges
@@ -36,7 +36,6 @@ from spark_kafka_sink.producer.transaction_requests import GroupMetadata
 from spark_kafka_sink.producer.transactions import State
 from spark_kafka_sink.protocol.versions import ApiKey
 
-ONE_EACH = {"linger.ms": "0", "batch.size": "1"}
 OLD_ID, NEW_ID = 1000, 1001
 SLOW_MS = 50
 """Partition 1 is answered this much later than partition 0."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from kio.schema.errors import ErrorCode
 from support.fake_clock import FakeClock
-from support.producer_harness import TOPIC, ProducerHarness
+from support.producer_harness import AT_ONCE, TOPIC, ProducerHarness, warm
 from support.scripted_broker import faults
 from support.scripted_broker.exchange import Answer
 
@@ -52,15 +52,7 @@ from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import record_size_upper_bound
 from spark_kafka_sink.record.partitioning import partition_for_key
 
-AT_ONCE = {"linger.ms": "0"}
 JOIN_S = 5
-
-
-def warm(settings: dict[str, Any] | None = None, **more: Any) -> ProducerHarness:
-    harness = ProducerHarness(AT_ONCE if settings is None else settings, **more)
-    harness.warm_up(*harness.cluster.topics)
-    harness.cluster.requests.clear()
-    return harness
 
 
 # ---- send ------------------------------------------------------------------------------------------------------------
@@ -417,7 +409,7 @@ def test_missing_topic_fails_at_max_block_ms() -> None:
 )
 def test_a_metadata_timeout_has_the_brokers_answer_as_cause(error_code: int, cause: type[KafkaError]) -> None:
     harness = warm({**AT_ONCE, "max.block.ms": "2000"})
-    harness.cluster.on(ApiKey.METADATA, faults.change(refuse_topic("missing", error_code)), times=None)
+    harness.cluster.on(ApiKey.METADATA, faults.refuse_topic("missing", error_code), times=None)
     error = harness.send(topic="missing").error
     assert isinstance(error, KafkaTimeoutError)
     assert isinstance(error.__cause__, cause)
@@ -429,7 +421,7 @@ def test_a_metadata_timeout_has_the_brokers_answer_as_cause(error_code: int, cau
 
 def test_a_refusal_that_comes_as_time_runs_out_is_the_cause_of_the_timeout() -> None:
     harness = warm({**AT_ONCE, "max.block.ms": "2000"})
-    refuse = faults.change(refuse_topic("missing", UnknownTopicOrPartitionError.error_code))
+    refuse = faults.refuse_topic("missing", UnknownTopicOrPartitionError)
 
     def at_the_limit(*about: Any) -> Answer:
         return dataclasses.replace(refuse(*about), delay_ms=1_998)  # and 1 on the road each way
@@ -590,23 +582,11 @@ def test_topic_that_is_no_text_fails_without_harm_to_others(topic: Any) -> None:
 def test_an_unauthorized_topic_fails_at_once() -> None:
     harness = warm()
     harness.cluster.create_topic("secret", 1)
-    harness.cluster.on(
-        ApiKey.METADATA, faults.change(refuse_topic("secret", ErrorCode.topic_authorization_failed)), times=None
-    )
+    harness.cluster.on(ApiKey.METADATA, faults.refuse_topic("secret", TopicAuthorizationError), times=None)
     delivery = harness.send(topic="secret")
     assert isinstance(delivery.error, TopicAuthorizationError)
     assert "secret" in str(delivery.error)
     assert harness.now_ms - delivery.sent_ms <= 50
-
-
-def refuse_topic(name: str, error_code: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    def change(values: dict[str, Any]) -> dict[str, Any]:
-        values["topics"] = [
-            {"error_code": error_code, "name": name} if topic["name"] == name else topic for topic in values["topics"]
-        ]
-        return values
-
-    return change
 
 
 def test_error_without_any_broker_names_the_addresses() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.producer_harness import TOPIC, ProducerHarness
+from support.producer_harness import AT_ONCE, TOPIC, ProducerHarness, warm
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import NO_LEADER
 from support.transaction_harness import PLACE, TransactionHarness
@@ -41,14 +41,13 @@ OF_POLLS = {
     *("select-rate", "io-wait-ratio", "io-wait-time-ns-avg", "io-time-ns-avg", "outgoing-byte-rate"),
     *("incoming-byte-rate", "request-rate", "response-rate", "network-io-rate", "request-size-avg", "request-size-max"),
 }
-AT_ONCE = {"linger.ms": "0"}
 TOTALS = ("record-send", "record-error", "record-retry", "byte", "batch-send", "batch-split", "request")
 
 
-def warm(settings: Mapping[str, Any] | None = None, **more: Any) -> ProducerHarness:
-    harness = ProducerHarness(AT_ONCE if settings is None else settings, **more)
-    harness.warm_up(*harness.cluster.topics)
-    harness.run_for(200_000)  # what warming up has counted is no longer recent
+def quiet(settings: Mapping[str, Any] = AT_ONCE, **more: Any) -> ProducerHarness:
+    """As `warm`, and the windows of the metrics have passed since."""
+    harness = warm(settings, **more)
+    harness.run_for(200_000)
     harness.cluster.requests.clear()
     return harness
 
@@ -113,7 +112,7 @@ def test_without_events_totals_are_0_and_averages_nan() -> None:
 
 
 def test_reading_changes_nothing() -> None:
-    harness = warm()
+    harness = quiet()
     harness.send()
     harness.settle()
     first, second = harness.producer.metrics(), harness.producer.metrics()
@@ -124,7 +123,7 @@ def test_reading_changes_nothing() -> None:
 
 
 def test_records_bytes_batches_and_requests_are_counted_as_they_are_sent() -> None:
-    harness = warm(topics={TOPIC: 3})
+    harness = quiet(topics={TOPIC: 3})
     moved = Moved(harness)
     for partition, count in ((0, 1), (1, 2), (2, 3)):
         for _ in range(count):
@@ -143,7 +142,7 @@ def test_records_bytes_batches_and_requests_are_counted_as_they_are_sent() -> No
 
 
 def test_rates_are_per_second_of_the_window() -> None:
-    harness = warm()
+    harness = quiet()
     for _ in range(3):
         harness.send()
     start_ms = harness.now_ms
@@ -156,7 +155,7 @@ def test_rates_are_per_second_of_the_window() -> None:
 
 
 def test_old_events_count_in_totals_only() -> None:
-    harness = warm()
+    harness = quiet()
     harness.send(bytes(5_000))
     harness.settle()
     busy = harness.producer.metrics()
@@ -184,7 +183,7 @@ def test_old_events_count_in_totals_only() -> None:
 
 @pytest.mark.parametrize("acks", ["1", "0"])
 def test_batch_counts_as_acknowledged_when_it_is_settled(acks: str) -> None:
-    harness = warm({**AT_ONCE, "acks": acks, "enable.idempotence": "false"})
+    harness = quiet({**AT_ONCE, "acks": acks, "enable.idempotence": "false"})
     harness.network.held.add(0)
     moved = Moved(harness)
     harness.send()
@@ -209,7 +208,7 @@ def test_requests_for_a_producer_id_count_as_requests() -> None:
 
 
 def test_record_sizes_of_rows_are_those_of_their_bytes() -> None:
-    harness = warm({"linger.ms": "20"})
+    harness = quiet({"linger.ms": "20"})
     for size in (10, 1_000, 100):
         harness.send(bytes(size))
     harness.settle()
@@ -220,7 +219,7 @@ def test_record_sizes_of_rows_are_those_of_their_bytes() -> None:
 
 
 def test_record_sizes_of_columns_are_known_without_reading_rows() -> None:
-    harness = warm(topics={TOPIC: 2})
+    harness = quiet(topics={TOPIC: 2})
     values = [bytes(size) for size in (10, 1_000, 100, 20)]
     harness.send_columns(RecordColumns.from_rows(values, partitions=[0, 1, 0, 1]))
     harness.settle()
@@ -237,7 +236,7 @@ def test_the_compression_rate_is_compressed_by_uncompressed_bytes(as_columns: bo
     rates: dict[str, float] = {}
     averages: dict[str, float] = {}
     for codec in ("none", "zstd"):
-        harness = warm({"linger.ms": "20", "compression.type": codec, "batch.size": "100000"})
+        harness = quiet({"linger.ms": "20", "compression.type": codec, "batch.size": "100000"})
         if as_columns:
             harness.send_columns(RecordColumns(value=pa.array(rows, pa.binary())))
         else:
@@ -254,7 +253,7 @@ def test_the_compression_rate_is_compressed_by_uncompressed_bytes(as_columns: bo
 
 
 def test_the_average_compression_rate_is_that_of_batches() -> None:
-    harness = warm({**AT_ONCE, "compression.type": "gzip"})
+    harness = quiet({**AT_ONCE, "compression.type": "gzip"})
     for value in (bytes(10_000), random.Random(5).randbytes(10_000)):
         harness.send(value)
         harness.settle()
@@ -267,7 +266,7 @@ def test_the_average_compression_rate_is_that_of_batches() -> None:
 
 
 def test_the_queue_time_is_from_the_first_record_of_a_batch_to_its_drain() -> None:
-    harness = warm({"linger.ms": "50", "batch.size": "500"})
+    harness = quiet({"linger.ms": "50", "batch.size": "500"})
     harness.send(b"lingers")
     harness.settle()
     assert harness.producer.metrics()["record-queue-time-avg"] == 50
@@ -278,7 +277,7 @@ def test_the_queue_time_is_from_the_first_record_of_a_batch_to_its_drain() -> No
 
 
 def test_the_latency_is_that_of_produce_requests() -> None:
-    harness = warm()
+    harness = quiet()
     for delay_ms in (100, 300):
         harness.cluster.on(ApiKey.PRODUCE, faults.delay(delay_ms))
         harness.send()
@@ -290,7 +289,7 @@ def test_the_latency_is_that_of_produce_requests() -> None:
 
 def test_compression_does_not_count_as_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: it began before the batches of the turn were compressed, which gzip takes longer for than a broker."""
-    harness = warm()
+    harness = quiet()
     seal = ProducerBatch.seal
 
     def slowly(batch: ProducerBatch, *codec: Any) -> Any:
@@ -304,7 +303,7 @@ def test_compression_does_not_count_as_latency(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_request_without_an_answer_has_no_latency() -> None:
-    harness = warm()
+    harness = quiet()
     harness.cluster.on(ApiKey.PRODUCE, faults.close_after())
     harness.send()
     harness.settle()
@@ -314,7 +313,7 @@ def test_a_request_without_an_answer_has_no_latency() -> None:
 
 
 def test_throttle_times_are_those_that_brokers_ask_for_zero_included() -> None:
-    harness = warm()
+    harness = quiet()
     harness.send()
     harness.settle()
     assert harness.producer.metrics()["produce-throttle-time-max"] == 0
@@ -328,7 +327,7 @@ def test_throttle_times_are_those_that_brokers_ask_for_zero_included() -> None:
 
 
 def test_requests_in_flight_are_the_current_ones() -> None:
-    harness = warm({**AT_ONCE, "batch.size": "1"})
+    harness = quiet({**AT_ONCE, "batch.size": "1"})
     harness.network.held.add(0)
     for _ in range(3):
         harness.send()
@@ -341,7 +340,7 @@ def test_requests_in_flight_are_the_current_ones() -> None:
 
 
 def test_requests_in_flight_are_known_after_a_fatal_error_too() -> None:
-    harness = warm({**AT_ONCE, "batch.size": "1"})
+    harness = quiet({**AT_ONCE, "batch.size": "1"})
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(ClusterAuthorizationError))
     harness.cluster.on(ApiKey.PRODUCE, faults.delay(500), times=None)
     for _ in range(3):
@@ -354,7 +353,7 @@ def test_requests_in_flight_are_known_after_a_fatal_error_too() -> None:
 
 
 def test_no_request_of_a_producer_that_was_closed_is_in_flight() -> None:
-    harness = warm({**AT_ONCE, "batch.size": "1"})
+    harness = quiet({**AT_ONCE, "batch.size": "1"})
     harness.network.held.add(0)
     harness.send()
     harness.run_for(50)
@@ -365,7 +364,7 @@ def test_no_request_of_a_producer_that_was_closed_is_in_flight() -> None:
 
 
 def test_the_age_of_metadata_is_in_seconds_since_the_last_full_update() -> None:
-    harness = warm({**AT_ONCE, "metadata.max.age.ms": "60000"})
+    harness = quiet({**AT_ONCE, "metadata.max.age.ms": "60000"})
     harness.metadata.request_update()
     harness.run_until(lambda: harness.producer.metrics()["metadata-age"] < 1)
     harness.run_for(20_000)
@@ -378,7 +377,7 @@ def test_the_age_of_metadata_is_in_seconds_since_the_last_full_update() -> None:
 
 
 def test_retried_records_count_as_retries_and_sent_twice() -> None:
-    harness = warm({"linger.ms": "5"})
+    harness = quiet({"linger.ms": "5"})
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(NotLeaderOrFollowerError), times=2)
     moved = Moved(harness)
     for _ in range(3):
@@ -390,7 +389,7 @@ def test_retried_records_count_as_retries_and_sent_twice() -> None:
 
 
 def test_records_refused_for_good_are_errors_and_not_retries() -> None:
-    harness = warm({"linger.ms": "5"})
+    harness = quiet({"linger.ms": "5"})
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError))
     moved = Moved(harness)
     for _ in range(4):
@@ -401,7 +400,7 @@ def test_records_refused_for_good_are_errors_and_not_retries() -> None:
 
 
 def test_records_whose_retries_are_used_up_are_retries_and_then_errors() -> None:
-    harness = warm({**AT_ONCE, "retries": "2"})
+    harness = quiet({**AT_ONCE, "retries": "2"})
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(NotEnoughReplicasError), times=None)
     moved = Moved(harness)
     delivery = harness.send()
@@ -411,7 +410,7 @@ def test_records_whose_retries_are_used_up_are_retries_and_then_errors() -> None
 
 
 def test_records_that_expire_unsent_are_errors_and_were_never_sent() -> None:
-    harness = warm({**AT_ONCE, "delivery.timeout.ms": "10000", "request.timeout.ms": "3000"})
+    harness = quiet({**AT_ONCE, "delivery.timeout.ms": "10000", "request.timeout.ms": "3000"})
     harness.cluster.move_leader(TOPIC, 0, NO_LEADER)
     harness.metadata.request_update()
     harness.run_for(300)
@@ -423,7 +422,7 @@ def test_records_that_expire_unsent_are_errors_and_were_never_sent() -> None:
 
 
 def test_records_expired_in_flight_count_as_errors_once() -> None:
-    harness = warm({**AT_ONCE, "delivery.timeout.ms": "10000", "request.timeout.ms": "9000"})
+    harness = quiet({**AT_ONCE, "delivery.timeout.ms": "10000", "request.timeout.ms": "9000"})
     harness.network.held.add(0)
     moved = Moved(harness)
     first = harness.send()
@@ -439,7 +438,7 @@ def test_records_expired_in_flight_count_as_errors_once() -> None:
 
 
 def test_a_record_that_send_refuses_is_an_error_and_a_misuse_is_not() -> None:
-    harness = warm({**AT_ONCE, "max.request.size": "1000"})
+    harness = quiet({**AT_ONCE, "max.request.size": "1000"})
     moved = Moved(harness)
     assert isinstance(harness.send(bytes(2_000)).error, RecordTooLargeError)
     assert moved.totals() == {"record-error": 1}
@@ -450,7 +449,7 @@ def test_a_record_that_send_refuses_is_an_error_and_a_misuse_is_not() -> None:
 
 
 def test_a_batch_that_cannot_be_encoded_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    harness = warm()
+    harness = quiet()
 
     def broken(*_: object) -> None:
         raise ValueError("no bytes")
@@ -463,7 +462,7 @@ def test_a_batch_that_cannot_be_encoded_is_an_error(monkeypatch: pytest.MonkeyPa
 
 
 def test_records_given_up_at_a_close_are_no_errors_as_in_kafka() -> None:
-    harness = warm()
+    harness = quiet()
     harness.network.held.add(0)
     delivery = harness.send()
     harness.run_for(10)
@@ -475,7 +474,7 @@ def test_records_given_up_at_a_close_are_no_errors_as_in_kafka() -> None:
 
 
 def test_splits_are_counted_and_their_parts_are_sent_but_not_retries() -> None:
-    harness = warm({"linger.ms": "20"})
+    harness = quiet({"linger.ms": "20"})
     harness.cluster.topics[TOPIC].max_message_bytes = 500
     moved = Moved(harness)
     for index in range(6):
@@ -492,7 +491,7 @@ def test_splits_are_counted_and_their_parts_are_sent_but_not_retries() -> None:
 
 
 def test_memory_that_is_taken_is_not_available() -> None:
-    harness = warm({"linger.ms": "1000", "buffer.memory": "5000"})
+    harness = quiet({"linger.ms": "1000", "buffer.memory": "5000"})
     harness.send(bytes(400))
     metrics = harness.producer.metrics()
     assert metrics["buffer-total-bytes"] == 5_000
@@ -502,7 +501,7 @@ def test_memory_that_is_taken_is_not_available() -> None:
 
 
 def test_wait_for_memory_is_visible_and_then_measured() -> None:
-    harness = warm({**AT_ONCE, "buffer.memory": "1000", "max.block.ms": "20000"})
+    harness = quiet({**AT_ONCE, "buffer.memory": "1000", "max.block.ms": "20000"})
     harness.network.held.add(0)
     harness.send(bytes(900))
     waiting: list[float] = []
@@ -525,7 +524,7 @@ def test_wait_for_memory_is_visible_and_then_measured() -> None:
 
 
 def test_failed_wait_for_memory_counts_as_exhausted_buffer_and_error() -> None:
-    harness = warm({**AT_ONCE, "buffer.memory": "1000", "max.block.ms": "2000"})
+    harness = quiet({**AT_ONCE, "buffer.memory": "1000", "max.block.ms": "2000"})
     harness.network.held.add(0)
     harness.send(bytes(900))
     harness.run_for(10)
@@ -621,7 +620,7 @@ def assert_rate_fits_total(metrics: Mapping[str, float], name: str) -> None:
 
 
 def test_topics_are_counted_separately_and_add_up() -> None:
-    harness = warm({"linger.ms": "5", "compression.type": "gzip"})
+    harness = quiet({"linger.ms": "5", "compression.type": "gzip"})
     harness.cluster.create_topic("other", partitions=1)
     for _ in range(3):
         harness.send(bytes(1_000))
@@ -640,7 +639,7 @@ def test_topics_are_counted_separately_and_add_up() -> None:
 
 
 def test_errors_and_retries_are_those_of_their_topic() -> None:
-    harness = warm({"linger.ms": "5", "retries": "1"})
+    harness = quiet({"linger.ms": "5", "retries": "1"})
     harness.cluster.create_topic("other", partitions=1)
     harness.producer.send("other", b"x")
     harness.run_for(100)
@@ -655,7 +654,7 @@ def test_errors_and_retries_are_those_of_their_topic() -> None:
 
 
 def test_topic_that_takes_no_record_is_not_counted() -> None:
-    harness = warm({**AT_ONCE, "max.request.size": "1000"})
+    harness = quiet({**AT_ONCE, "max.request.size": "1000"})
     before = set(harness.producer.topic_metrics())
     for number in range(20):
         harness.producer.send(f"bad name {number}", b"x")
@@ -664,7 +663,7 @@ def test_topic_that_takes_no_record_is_not_counted() -> None:
 
 
 def test_idle_topic_and_node_are_forgotten_after_an_hour() -> None:
-    harness = warm(AT_ONCE)
+    harness = quiet(AT_ONCE)
     harness.send()
     harness.settle()
     assert set(harness.producer.topic_metrics()) == {TOPIC}
@@ -675,7 +674,7 @@ def test_idle_topic_and_node_are_forgotten_after_an_hour() -> None:
 
 
 def test_nodes_are_counted_separately_and_add_up() -> None:
-    harness = warm(AT_ONCE)
+    harness = quiet(AT_ONCE)
     harness.network.latency_ms = lambda: 50
     harness.send()
     harness.settle()
@@ -692,7 +691,7 @@ def test_nodes_are_counted_separately_and_add_up() -> None:
 
 
 def test_connections_are_counted_as_they_come_and_go() -> None:
-    harness = warm(AT_ONCE)
+    harness = quiet(AT_ONCE)
     moved, open_before = Moved(harness), len(harness.selector.connection_ids)
     harness.network.cut(0)
     harness.send()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
-from support.producer_harness import TOPIC, Delivery, ProducerHarness
+from support.producer_harness import AT_ONCE, TOPIC, Delivery, ProducerHarness, warm
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import NO_LEADER, ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
@@ -43,15 +43,7 @@ from spark_kafka_sink.network.channel import ChannelKind, ChannelState
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
 
-AT_ONCE = {"linger.ms": "0"}
 SHORT = {"linger.ms": "0", "delivery.timeout.ms": "10000", "request.timeout.ms": "3000"}
-
-
-def warm(settings: Mapping[str, Any] | None = None, **more: Any) -> ProducerHarness:
-    harness = ProducerHarness(AT_ONCE if settings is None else settings, **more)
-    harness.warm_up(*harness.cluster.topics)
-    harness.cluster.requests.clear()
-    return harness
 
 
 def produce_attempts(harness: ProducerHarness) -> list[Exchange]:

@@ -38,7 +38,7 @@ def full_entity(entity_type: object) -> object:
 # ---- requests --------------------------------------------------------------------------------------------------------
 
 
-def test_a_frame_is_size_header_and_body() -> None:
+def test_frame_is_size_header_and_body() -> None:
     entity = MetadataRequest(("flights",)).build(12)
     frame = b"".join(encode_request(entity, correlation_id=77, client_id="sink"))
     assert struct.unpack_from(">i", frame) == (len(frame) - 4,)
@@ -63,12 +63,12 @@ def test_record_batches_are_sent_without_a_copy(version: int) -> None:
     assert struct.unpack_from(">i", joined) == (len(joined) - 4,)
 
 
-def test_a_partition_with_empty_records_leaves_no_empty_buffer() -> None:
+def test_partition_with_empty_records_leaves_no_empty_buffer() -> None:
     frame = encode_request(ProduceRequest(1, 1, {"t": [(0, RecordChunks([memoryview(b"")]))]}).build(9), 1, None)
     assert all(piece.nbytes for piece in frame)
 
 
-def test_value_beyond_its_field_is_a_protocol_error_naming_the_request() -> None:
+def test_value_beyond_its_field_names_the_request() -> None:
     with pytest.raises(ProtocolError, match="Metadata cannot be encoded"):
         encode_request(MetadataRequest(("a" * 40_000,)).build(4), 1, None)
     with pytest.raises(ProtocolError, match="Produce cannot be encoded"):
@@ -90,14 +90,14 @@ def test_repr_of_chunks_shows_size_not_contents() -> None:
 
 
 @pytest.mark.parametrize("buffer", [bytes, bytearray, memoryview, lambda data: memoryview(bytearray(data))])
-def test_a_response_is_read_from_any_buffer(buffer: type) -> None:
+def test_response_is_read_from_any_buffer(buffer: type) -> None:
     entity = full_entity(response_type(ApiKey.PRODUCE, 12))
     payload = buffer(response_payload(entity, 5))
     assert parse_response(request_type(ApiKey.PRODUCE, 12), payload) == (5, entity)
 
 
 @pytest.mark.parametrize(("api_key", "version"), LATEST + OLDEST)
-def test_a_response_cut_short_anywhere_is_a_protocol_error(api_key: int, version: int) -> None:
+def test_response_cut_short_anywhere_is_a_protocol_error(api_key: int, version: int) -> None:
     payload = response_payload(full_entity(response_type(api_key, version)), 1)
     for length in range(len(payload)):
         with pytest.raises(ProtocolError):
@@ -117,14 +117,14 @@ def test_bytes_after_a_response_are_ignored(api_key: int, version: int, caplog: 
     assert "has 1 bytes more than it needs; they are ignored." in caplog.text
 
 
-def test_a_length_beyond_the_end_is_an_early_end() -> None:
+def test_length_beyond_the_end_is_an_early_end() -> None:
     payload = struct.pack(">ihhi", 1, 0, -1, 5) + b"four"
     with pytest.raises(ProtocolError, match="ends too early"):
         parse_response(request_type(ApiKey.SASL_AUTHENTICATE, 0), payload)
 
 
 @pytest.mark.parametrize(("api_key", "version"), LATEST + OLDEST)
-def test_flipped_bytes_give_an_entity_or_a_protocol_error_and_nothing_else(api_key: int, version: int) -> None:
+def test_flipped_bytes_give_an_entity_or_a_protocol_error(api_key: int, version: int) -> None:
     random = Random(int(api_key) * 100 + version)
     payload = response_payload(full_entity(response_type(api_key, version)), 1)
     logging.disable(logging.WARNING)
@@ -145,7 +145,7 @@ def test_flipped_bytes_give_an_entity_or_a_protocol_error_and_nothing_else(api_k
         logging.disable(logging.NOTSET)
 
 
-def test_error_code_unknown_to_kio_keeps_its_number_and_is_logged(
+def test_error_code_unknown_to_kio_is_kept_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     payload = struct.pack(">iihqh", 1, 0, 999, 7, 3)
@@ -180,7 +180,7 @@ def test_codes_unknown_to_kio_keep_their_places(api_key: int, version: int) -> N
         assert [int(getattr(owner, name)) for owner, name in places_of_codes(parsed)] == sent
 
 
-def test_a_response_with_many_unknown_codes_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_response_with_many_unknown_codes_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     """Bug: a response of 2 MiB was 69,905 warnings."""
     partition = struct.pack(">ihqq", 0, 999, 7, -1)
     payload = struct.pack(">iih", 1, 1, 1) + b"t" + struct.pack(">i", 50) + partition * 50 + struct.pack(">i", 0)
@@ -202,7 +202,7 @@ def test_tags_unknown_to_kio_are_skipped_on_every_level() -> None:
     assert response.throttle_time.total_seconds() == 0.25
 
 
-def test_unknown_error_code_inside_a_tag_changes_the_size_of_the_tag() -> None:
+def test_unknown_error_code_in_a_tag_changes_its_size() -> None:
     """No response of today holds a code in a tag: the features of ApiVersions stand in, with an unknown tag inside."""
     feature = varint(3) + b"tv" + struct.pack(">hh", 2, 2) + b"\x01" + varint(40) + varint(1) + b"?"
     content = varint(2) + feature
@@ -222,7 +222,7 @@ def test_fields_after_an_unknown_nested_tag_are_read() -> None:
     assert response.finalized_features_epoch == 5
 
 
-def test_a_tag_that_does_not_fill_its_size_is_a_protocol_error() -> None:
+def test_tag_shorter_than_its_size_is_a_protocol_error() -> None:
     leader = varint(0) + varint(10) + struct.pack(">ii", 4, 17) + b"\x00" + b"\x00"
     partition = struct.pack(">ihqqq", 6, 6, -1, -1, -1) + b"\x01\x00" + b"\x01" + leader
     payload = struct.pack(">i", 8) + b"\x00" + varint(2) + varint(2) + b"t" + varint(2) + partition + b"\x00" * 6
@@ -236,7 +236,7 @@ def test_null_in_a_field_without_nulls_is_a_protocol_error() -> None:
         parse_response(request_type(ApiKey.PRODUCE, 9), payload)
 
 
-def test_a_date_beyond_the_calendar_is_a_protocol_error() -> None:
+def test_date_beyond_the_calendar_is_a_protocol_error() -> None:
     partition = struct.pack(">ihqq", 0, 0, 5, 2**62)
     topics = struct.pack(">ih", 1, 1) + b"t" + struct.pack(">i", 1) + partition
     with pytest.raises(ProtocolError, match="does not parse"):
@@ -252,13 +252,13 @@ def test_response_with_many_topics_is_not_read_as_api_versions(count: int) -> No
     assert len(response.responses) == count
 
 
-def test_the_error_names_the_request_and_the_version() -> None:
+def test_error_names_the_request_and_the_version() -> None:
     with pytest.raises(ProtocolError, match=r"InitProducerId's response \(version 1, 6 bytes\) ends too early"):
         parse_response(request_type(ApiKey.INIT_PRODUCER_ID, 1), b"\0" * 6)
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
-def test_a_broker_that_does_not_know_our_api_versions_is_read_in_version_0(version: int) -> None:
+def test_unsupported_api_versions_answer_is_read_in_version_0(version: int) -> None:
     payload = struct.pack(">ihihhh", 12, 35, 1, 18, 0, 2)
     correlation_id, response = parse_response(type(ApiVersionsRequest("s", "1").build(version)), payload)
     assert (correlation_id, response.error_code) == (12, ErrorCode.unsupported_version)
@@ -266,6 +266,6 @@ def test_a_broker_that_does_not_know_our_api_versions_is_read_in_version_0(versi
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0\0\0"])
-def test_a_response_without_correlation_id_is_a_protocol_error(payload: bytes) -> None:
+def test_response_without_correlation_id_is_a_protocol_error(payload: bytes) -> None:
     with pytest.raises(ProtocolError, match="too short for a correlation id"):
         correlation_id_of(payload)

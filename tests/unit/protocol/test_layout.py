@@ -36,7 +36,7 @@ def test_every_valid_message_passes_unedited_to_its_last_byte(api_key: int, vers
 
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 16_383, 16_384, 2**28 - 1, 2**28, 2**31 - 1])
-def test_a_varint_reads_back(value: int) -> None:
+def test_varint_reads_back(value: int) -> None:
     encoded = write_varint(value)
     assert read_varint(b"\xff" + encoded + b"\xff", 1) == (value, 1 + len(encoded))
 
@@ -49,12 +49,12 @@ def test_a_varint_reads_back(value: int) -> None:
         (b"\xff\xff\xff\xff\x7f", "beyond 31 bits"),
     ],
 )
-def test_a_varint_that_is_too_long_or_too_large_is_refused(encoded: bytes, why: str) -> None:
+def test_varint_that_is_too_long_or_too_large_is_refused(encoded: bytes, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
         read_varint(encoded, 0)
 
 
-def test_a_varint_that_ends_early_is_an_index_error() -> None:
+def test_varint_that_ends_early_is_an_index_error() -> None:
     with pytest.raises(IndexError):
         read_varint(b"\x80\x80", 0)
 
@@ -66,7 +66,7 @@ def test_count_is_checked_against_the_bytes_before_kio_reads_it(count: int) -> N
         walk(struct.pack(">i", count) + b"\0" * 4, 0, [])
 
 
-def test_a_count_below_null_is_refused() -> None:
+def test_count_below_null_is_refused() -> None:
     with pytest.raises(ProtocolError, match="a count of -2"):
         layout_of(response_type(1, 4))(struct.pack(">ii", 0, -2), 0, [])
 

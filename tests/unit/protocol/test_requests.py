@@ -81,7 +81,7 @@ def versions_of(request: Request) -> range:
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: type(request).__name__)
-def test_a_request_can_be_written_in_every_version_it_claims(request_: Request) -> None:
+def test_request_can_be_written_in_every_version_it_claims(request_: Request) -> None:
     for version in versions_of(request_):
         if isinstance(request_, ListOffsetsRequest) and version == 1:
             continue  # no isolation level: refused below
@@ -111,7 +111,7 @@ def test_durations_are_ms() -> None:
 
 
 @pytest.mark.parametrize("version", [3, 7, 9, 12])
-def test_a_produce_request_carries_each_partition_of_each_topic(version: int) -> None:
+def test_produce_request_carries_each_partition_of_each_topic(version: int) -> None:
     batches = {
         "a": [(0, RecordChunks([memoryview(b"one"), memoryview(b"two")])), (7, RecordChunks([memoryview(b"three")]))],
         "b": [(1, RecordChunks([memoryview(b"")]))],
@@ -134,7 +134,7 @@ def test_zstd_needs_a_broker_that_can_read_it() -> None:
     ("member", "oldest"),
     [({}, 0), ({"generation_id": 3}, 3), ({"member_id": "m"}, 3), ({"group_instance_id": "i"}, 3)],
 )
-def test_offsets_of_a_groups_member_need_a_broker_that_fences_it(member: dict[str, Any], oldest: int) -> None:
+def test_offsets_of_a_member_need_a_broker_that_fences(member: dict[str, Any], oldest: int) -> None:
     request = TxnOffsetCommitRequest("txn", 7, 1, "group", {}, **member)
     assert request.oldest_version == oldest
     assert bool(request.purpose) == bool(member)
@@ -193,7 +193,7 @@ def parsed(api_key: int, version: int, values: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("version", [1, 3, 4, 6])
-def test_a_coordinator_is_found_in_every_shape_of_the_answer(version: int) -> None:
+def test_coordinator_is_found_in_every_shape_of_the_answer(version: int) -> None:
     node = {"node_id": 3, "host": "h", "port": 9, "error_code": 0, "error_message": None}
     values = node if version < 4 else {"coordinators": [{**node, "key": "other", "port": 1}, {**node, "key": "k"}]}
     found = coordinator_of(parsed(10, version, values), "k")
@@ -205,7 +205,7 @@ def test_answer_about_other_keys_gives_no_coordinator() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 5, 8, 9])
-def test_a_groups_offsets_are_found_in_every_shape_of_the_answer(version: int) -> None:
+def test_groups_offsets_are_found_in_every_shape_of_the_answer(version: int) -> None:
     topics = [
         {"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 5, "metadata": "", "error_code": 0}]}
     ]

@@ -28,13 +28,13 @@ def versions_of(ranges: dict[int, tuple[int, int]], version: int = 3, **values: 
     return NodeApiVersions.from_response(parse_response(request_type(18, version), frame[4:])[1])
 
 
-def test_the_highest_version_both_know_is_used() -> None:
+def test_highest_common_version_is_used() -> None:
     assert versions_of({0: (0, 13)}).usable_version(ProduceRequest(-1, 1, {})) == 12
     assert versions_of({0: (0, 9)}).usable_version(ProduceRequest(-1, 1, {})) == 9
     assert versions_of({0: (3, 3)}).usable_version(ProduceRequest(-1, 1, {})) == 3
 
 
-def test_the_requests_own_limits_count() -> None:
+def test_requests_own_limits_count() -> None:
     assert versions_of({26: (0, 5)}).usable_version(EndTxnRequest("t", 1, 1, True, transaction_version=1)) == 4
     with pytest.raises(UnsupportedVersionError, match=r"speaks versions 0 to 5 of PRODUCE.* needs versions 7 to 12"):
         versions_of({0: (0, 5)}).usable_version(ProduceRequest(-1, 1, {}, has_zstd=True))
@@ -47,7 +47,7 @@ def test_no_version_in_common_names_the_api_and_both_ranges(theirs: tuple[int, i
         versions_of({0: theirs}).usable_version(ProduceRequest(-1, 1, {}))
 
 
-def test_an_api_the_node_does_not_have_is_named() -> None:
+def test_missing_api_of_the_node_is_named() -> None:
     with pytest.raises(UnsupportedVersionError, match="does not speak METADATA"):
         versions_of({0: (0, 9)}).usable_version(MetadataRequest(None))
 
@@ -136,7 +136,7 @@ def test_refusal_names_the_release_that_is_needed(
     assert text in str(refused.value)
 
 
-def test_a_range_reads_as_text() -> None:
+def test_range_reads_as_text() -> None:
     assert str(VersionRange(3, 12)) == "3 to 12"
 
 
@@ -145,7 +145,7 @@ def numbers(release: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("release", "spoken"), [((2, 1), KAFKA_2_1), ((3, 0), KAFKA_3_0), ((4, 1), KAFKA_4_1)])
-def test_table_agrees_with_what_brokers_say(release: tuple[int, ...], spoken: VersionRanges) -> None:
+def test_table_agrees_with_real_brokers(release: tuple[int, ...], spoken: VersionRanges) -> None:
     for api_key, (_, latest) in spoken.items():
         ours = SUPPORTED_VERSIONS[ApiKey(api_key)]
         if latest <= ours.latest:

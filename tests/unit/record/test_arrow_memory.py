@@ -16,7 +16,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """The names of malloc.h."""
 
 
-def test_batch_compressed_by_zstd_is_in_the_pool_for_sent_batches() -> None:
+def test_zstd_batch_is_in_the_pool_for_sent_batches() -> None:
     assert SENT_POOL is not None, "the wheels of pyarrow for Linux have jemalloc"
     gc.collect()  # what other tests left to it goes now, not between two looks
     plain = memoryview(os.urandom(200_000))
@@ -37,7 +37,7 @@ def test_small_records_use_that_pool_and_large_ones_the_systems() -> None:
     assert large.backend_name == "system"
 
 
-def test_freed_pieces_are_kept_up_to_four_megabytes_until_records_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freed_pieces_up_to_4_mb_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(arrow, "_mallopt", lambda name, value: told.append((name, value)))
     arrow.keep_freed_heap()

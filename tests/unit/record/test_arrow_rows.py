@@ -65,12 +65,12 @@ def test_ints_become_the_arrays_of_pyarrow(data_type: pa.DataType) -> None:
         ([None, False], "The value of row 1 is a bool"),
     ],
 )
-def test_value_that_is_neither_bytes_nor_text_is_refused_with_its_row(rows: list[Any], message: str) -> None:
+def test_value_that_is_neither_bytes_nor_text_names_its_row(rows: list[Any], message: str) -> None:
     with pytest.raises(SerializationError, match=message):
         binary_array(rows, "value")
 
 
-def test_a_misfit_of_many_values_a_row_is_refused_with_its_row() -> None:
+def test_wrong_value_among_many_per_row_names_its_row() -> None:
     with pytest.raises(SerializationError, match="The header key of row 2 is a str that is not valid"):
         binary_array(["a", "\ud800", "b"], "header key", None, [0, 1, 1, 3])
 
@@ -91,9 +91,7 @@ def test_a_misfit_of_many_values_a_row_is_refused_with_its_row() -> None:
         ([2**63, 1.5], pa.int64(), "row 0 is 9223372036854775808, and"),
     ],
 )
-def test_value_that_is_no_int_or_out_of_range_is_refused_with_its_row(
-    rows: list[Any], data_type: pa.DataType, message: str
-) -> None:
+def test_value_that_does_not_fit_an_int_names_its_row(rows: list[Any], data_type: pa.DataType, message: str) -> None:
     with pytest.raises(SerializationError, match=message):
         int_array(rows, data_type, "partition")
 

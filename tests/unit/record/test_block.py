@@ -86,7 +86,7 @@ def rows(run: EncodedRun, base_timestamp_ms: int) -> list[PlainRecord]:
     return read_by_kio(bytes_of([run.chunk], run.count, base_timestamp_ms, run.max_timestamp_ms))
 
 
-def test_one_partition_for_all_rows_needs_no_order() -> None:
+def test_block_of_one_partition_needs_no_order() -> None:
     block = Block(RecordColumns.from_rows([b"a", b"b"]), 3, NOW)
     assert list(block.groups) == [(3, 0, 2)]
     assert block.timestamp_ms(1) == NOW
@@ -103,7 +103,7 @@ def test_rows_already_in_order_are_cut_where_the_partition_changes(partitions: l
 
 
 @pytest.mark.parametrize("nulls", [False, True])
-def test_bound_of_a_block_is_at_least_the_sum_of_bounds(nulls: bool) -> None:
+def test_bound_of_a_block_covers_the_bounds_of_rows(nulls: bool) -> None:
     def content(row: int) -> bytes | None:
         return None if nulls and row % 3 == 0 else b"x" * row
 
@@ -120,7 +120,7 @@ def test_bound_of_a_block_is_at_least_the_sum_of_bounds(nulls: bool) -> None:
     assert columns_size_upper_bound(columns) == int(record_size_upper_bounds(columns).sum()) + len(b"junk")
 
 
-def test_records_near_the_limit_are_measured_exactly_and_others_are_not() -> None:
+def test_only_records_near_the_limit_are_measured_exactly() -> None:
     lengths = [0, 63, 64, 8_191, 8_192, 2**20 - 1, 2**20, None, 5]
     parts = [None if length is None else b"x" * length for length in lengths]
     headers = [[("name", part), ("ß", b"1")] * (63 + row) if row % 2 else None for row, part in enumerate(parts[:5])]
@@ -142,7 +142,7 @@ def test_records_near_the_limit_are_measured_exactly_and_others_are_not() -> Non
         assert [far.size(row, row + 1) for row in range(len(exact))] == record_size_upper_bounds(columns).tolist()
 
 
-def test_an_empty_block_has_no_groups_and_encodes_to_nothing() -> None:
+def test_empty_block_has_no_groups_and_encodes_to_nothing() -> None:
     empty = RecordColumns(pa.array([], pa.binary()))
     for block in (Block(empty, 0, NOW), Block(empty, array_of([]), NOW)):
         assert (list(block.groups), block.num_rows, encoded_runs(block, [])) == ([], 0, [])
@@ -159,7 +159,7 @@ def test_last_fitting_row_is_found_by_the_sum_of_sizes() -> None:
                 assert block.last_fitting(start, end, room) == max([*fitting, start])
 
 
-def test_rows_between_runs_are_left_out_and_a_block_can_be_encoded_in_parts() -> None:
+def test_block_is_encoded_in_parts_without_rows_between_runs() -> None:
     values = [b"%d" % row for row in range(40)]
     partitions = array_of([row % 3 for row in range(40)])
     block = Block(RecordColumns.from_rows(values), partitions, NOW)
@@ -191,7 +191,7 @@ def test_now_counts_against_the_base_timestamp_of_the_batch() -> None:
     assert batch.records[0].timestamp_ms == NOW
 
 
-def test_a_value_of_900_kb_goes_through_whole() -> None:
+def test_value_of_900_kb_is_encoded_whole() -> None:
     large = random.Random(1).randbytes(900_000)
     block = Block(RecordColumns.from_rows([b"a", large, None], [large, b"k", None]), array_of([1, 0, 1]), NOW)
     first, second = encoded_runs(block, [(0, 1, 0, NOW), (1, 3, 0, NOW)])
@@ -199,7 +199,7 @@ def test_a_value_of_900_kb_goes_through_whole() -> None:
     assert [(r.key, r.value) for r in rows(second, NOW)] == [(large, b"a"), (None, None)]
 
 
-def test_a_block_of_more_than_2_gib_is_refused() -> None:
+def test_block_of_more_than_2_gib_is_refused() -> None:
     offsets = pa.py_buffer(np.array([0, 2**30], np.int32))
     column = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(np.zeros(2**30, np.uint8))])
     with pytest.raises(SerializationError, match="1 records may take more than 2147483647 bytes"):
@@ -274,7 +274,7 @@ def test_any_columns_in_any_runs_decode_to_the_same_records(
 
 @settings(derandomize=True, max_examples=80, deadline=None, database=None)
 @given(cases())
-def test_kio_reads_what_we_write(case: tuple[RecordColumns, list[PlainRecord], list[int | None], list[int]]) -> None:
+def test_kio_reads_our_records(case: tuple[RecordColumns, list[PlainRecord], list[int | None], list[int]]) -> None:
     columns, expected, _, _ = case
     block = Block(RecordColumns(columns.value, columns.key, columns.headers), 0, NOW)
     (run,) = encoded_runs(block, [(0, block.num_rows, 0, NOW)])

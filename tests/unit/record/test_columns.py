@@ -34,13 +34,13 @@ def test_values_and_keys_of_any_layout_become_binary(data_type: pa.DataType) -> 
 
 
 @pytest.mark.parametrize("value_type", STRING_TYPES + BINARY_TYPES, ids=str)
-def test_a_dictionary_column_is_decoded_once(value_type: pa.DataType) -> None:
+def test_dictionary_column_is_decoded_once(value_type: pa.DataType) -> None:
     dictionary = pa.array([b"one", b"two"], pa.binary()).cast(value_type)
     array = pa.DictionaryArray.from_arrays(pa.array([1, None, 0], pa.int8()), dictionary)
     assert RecordColumns(array).value.to_pylist() == [b"two", None, b"one"]
 
 
-def test_chunks_of_a_dictionary_column_need_not_fit_into_one_dictionary() -> None:
+def test_chunks_with_dictionaries_too_large_together_are_decoded() -> None:
     chunks = [
         pa.DictionaryArray.from_arrays(
             pa.array(range(100), pa.int8()), pa.array([f"{name}{row}" for row in range(100)])
@@ -74,7 +74,7 @@ def test_only_used_entries_of_a_large_dictionary_are_read(
     assert RecordColumns(empty).num_rows == 0
 
 
-def test_a_fixed_size_column_becomes_binary() -> None:
+def test_fixed_size_column_becomes_binary() -> None:
     assert RecordColumns(pa.array([b"abcd", None], pa.binary(4))).value.to_pylist() == [b"abcd", None]
 
 
@@ -113,13 +113,13 @@ def test_rows_are_taken_in_an_order_of_any_integers(integers: str) -> None:
         ("headers", pa.array([[{"key": 1, "value": b""}]] * 3), "'headers' has the Arrow type list"),
     ],
 )
-def test_a_wrong_type_is_refused_with_the_columns_name(column: str, array: Any, names: str) -> None:
+def test_wrong_type_is_refused_with_the_columns_name(column: str, array: Any, names: str) -> None:
     with pytest.raises(SchemaError, match=names):
         columns(**{column: array})
 
 
 @pytest.mark.parametrize("column", ["key", "timestamp_ms", "partition", "headers"])
-def test_a_column_of_another_length_is_refused_with_its_name(column: str) -> None:
+def test_column_of_another_length_is_refused_with_its_name(column: str) -> None:
     types = {"key": pa.string(), "timestamp_ms": pa.int64(), "partition": pa.int32(), "headers": HEADER_TYPE}
     with pytest.raises(SchemaError, match=f"'{column}' has 2 rows, the column 'value' has 3"):
         columns(**{column: pa.nulls(2, types[column])})
@@ -142,7 +142,7 @@ def test_column_above_32_bit_offsets_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("data_type", [pa.string_view(), pa.binary_view()], ids=str)
-def test_views_of_more_than_2_gib_together_are_refused_by_name(data_type: pa.DataType) -> None:
+def test_views_above_2_gib_together_are_refused_by_name(data_type: pa.DataType) -> None:
     _, view, data = pa.array([b"x" * (1 << 20)], pa.binary_view()).buffers()
     views = pa.py_buffer(np.tile(np.frombuffer(view, np.uint8), 2050))
     column = pa.Array.from_buffers(data_type, 2050, [None, views, data])
@@ -153,12 +153,12 @@ def test_views_of_more_than_2_gib_together_are_refused_by_name(data_type: pa.Dat
     assert RecordColumns(column.slice(1)).value.null_count == 2046
 
 
-def test_a_small_slice_far_into_a_large_column_is_taken() -> None:
+def test_small_slice_far_into_a_large_column_is_accepted() -> None:
     column = large_column(2**31 + 5, 2**31 + 8, 2**31 + 8)
     assert RecordColumns(column.slice(1)).value.to_pylist() == [bytes(3), b""]
 
 
-def test_a_small_slice_far_into_a_fixed_size_column_is_taken() -> None:
+def test_small_slice_far_into_a_fixed_size_column_is_accepted() -> None:
     row = 2**27 - 1
     data = np.zeros(16 * (row + 2), np.uint8)  # of which one page is touched
     data[-16:] = 7
@@ -168,13 +168,13 @@ def test_a_small_slice_far_into_a_fixed_size_column_is_taken() -> None:
     assert made.to_pylist() == [bytes(16), b"\7" * 16]
 
 
-def test_chunks_of_more_than_2_gib_together_are_refused_by_name() -> None:
+def test_chunks_above_2_gib_together_are_refused_by_name() -> None:
     chunk = large_column(2**30).cast(pa.binary())
     with pytest.raises(SerializationError, match="'value' holds more than 2147483647 bytes"):
         RecordColumns(pa.chunked_array([chunk, chunk]))
 
 
-def test_headers_of_any_layout_become_one_and_null_lists_empty_ones() -> None:
+def test_headers_of_any_layout_become_lists_without_nulls() -> None:
     rows = [[{"key": "a", "value": b"1"}, {"key": "b", "value": None}], None, []]
     for list_type, key, value in (
         (pa.list_, pa.string(), pa.binary()),
@@ -224,7 +224,7 @@ def test_dictionaries_of_chunks_of_headers_have_any_layout(data_type: pa.DataTyp
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_chunks_of_dictionary_headers_above_2_gib_are_refused_by_name(chunks: int) -> None:
+def test_dictionary_headers_above_2_gib_are_refused_by_name(chunks: int) -> None:
     """Bug: it was a bare ArrowInvalid, after 2 GiB had been written."""
     indices = pa.array(np.zeros(2048, np.int32))
     texts = pa.DictionaryArray.from_arrays(indices, pa.array([bytes(1 << 20)], pa.binary()))
@@ -235,7 +235,7 @@ def test_chunks_of_dictionary_headers_above_2_gib_are_refused_by_name(chunks: in
         RecordColumns(pa.nulls(2048 * chunks, pa.binary()), headers=pa.chunked_array([chunk] * chunks))
 
 
-def test_a_header_without_a_key_is_refused_with_its_row() -> None:
+def test_header_without_a_key_is_refused_with_its_row() -> None:
     rows = [[{"key": "a", "value": b""}], None, [{"key": "b", "value": b""}, {"key": None, "value": b"x"}]]
     array = pa.array([[{"key": None, "value": None}], *rows], HEADER_TYPE)
     with pytest.raises(SerializationError, match=r"Row 2 has a header without a key in the column 'headers'"):
@@ -244,7 +244,7 @@ def test_a_header_without_a_key_is_refused_with_its_row() -> None:
         columns(headers=pa.array([None, [None], None], HEADER_TYPE))
 
 
-def test_a_header_whose_key_is_a_null_of_its_dictionary_is_refused_with_its_row() -> None:
+def test_null_header_key_in_a_dictionary_names_its_row() -> None:
     keys = pa.DictionaryArray.from_arrays(pa.array([0, 0, 1], pa.int8()), pa.array(["a", None]))
     structs = pa.StructArray.from_arrays([keys, pa.array([b"1", None, b"3"])], ["key", "value"])
     array = pa.ListArray.from_arrays(pa.array([0, 2, 2, 3], pa.int32()), structs)
@@ -253,13 +253,13 @@ def test_a_header_whose_key_is_a_null_of_its_dictionary_is_refused_with_its_row(
     assert columns(headers=array.slice(0, 2), value=pa.array([b"v"] * 2)).num_rows == 2
 
 
-def test_null_row_over_headers_has_no_headers_in_the_final_layout() -> None:
+def test_null_list_over_headers_has_none_in_final_layout() -> None:
     structs = pa.StructArray.from_arrays([pa.array([b"a", b"b"]), pa.array([b"1", b"2"])], ["key", "value"])
     array = pa.ListArray.from_arrays(pa.array([0, 1, 2, 2], pa.int32()), structs, mask=pa.array([False, True, False]))
     assert columns(headers=array).headers.to_pylist() == [[{"key": b"a", "value": b"1"}], [], []]
 
 
-def test_a_nameless_header_is_refused_also_in_the_final_layout() -> None:
+def test_header_without_a_key_is_refused_in_the_final_layout() -> None:
     array = pa.array([[{"key": b"a", "value": b""}], [{"key": None, "value": b""}], []], arrow_header_type())
     with pytest.raises(SerializationError, match="Row 1"):
         columns(headers=array)
@@ -270,7 +270,7 @@ def test_a_nameless_header_is_refused_also_in_the_final_layout() -> None:
 
 
 @pytest.mark.parametrize("key_type", [pa.string(), pa.large_binary(), pa.binary_view(), arrow.BINARY], ids=str)
-def test_a_header_key_that_is_not_utf_8_is_refused_with_its_row(key_type: pa.DataType) -> None:
+def test_header_key_beyond_utf_8_is_refused_with_its_row(key_type: pa.DataType) -> None:
     names = [b"\xfe", b"b", "größe".encode(), b"a", "ß".encode(), b"\xff", b"\xfe"]
     keys = pa.array(names, pa.binary())
     if pa.types.is_string(key_type):  # as Spark may hand it over: its strings are not looked at
@@ -331,7 +331,7 @@ def test_rows_of_python_values_become_columns() -> None:
         ({"values": [b"a", b"b"], "headers": [[("ß", b"")], [(b"\xff", b"")]]}, r"Row 1 has the header key b'\\xff'"),
     ],
 )
-def test_a_row_that_is_no_bytes_is_refused_with_its_place(rows: dict[str, Any], message: str) -> None:
+def test_value_of_a_wrong_type_is_refused_with_its_row(rows: dict[str, Any], message: str) -> None:
     with pytest.raises(SerializationError, match=message):
         RecordColumns.from_rows(**rows)
 

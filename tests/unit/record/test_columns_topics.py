@@ -34,7 +34,7 @@ def test_rows_of_one_topic_are_not_copied() -> None:
     assert part is columns
 
 
-def test_a_dictionary_column_and_a_slice_of_one_are_taken_as_they_are() -> None:
+def test_dictionary_column_and_its_slice_are_accepted() -> None:
     topics = pa.array(["x", "b", "a", "b"]).dictionary_encode()[1:]
     columns = RecordColumns(pa.array([b"0", b"1", b"2"]))
     found = {topic: part.value.to_pylist() for topic, part in by_topic(columns, topics, "null!")}

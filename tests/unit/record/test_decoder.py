@@ -37,7 +37,7 @@ def refused(data: bytes, message: str) -> None:
         list(decode_batches(data))
 
 
-def test_batches_in_a_row_are_read_with_their_own_offsets_and_codecs() -> None:
+def test_consecutive_batches_have_their_own_offsets_and_codecs() -> None:
     data = batch_bytes([b"a", b"b"], "none", 10) + batch_bytes([b"c"], "zstd", 12) + batch_bytes([b"d"], "lz4", 2**40)
     batches = list(decode_batches(memoryview(data)))
     assert [[record.offset for record in batch.records] for batch in batches] == [[10, 11], [12], [2**40]]
@@ -62,7 +62,7 @@ def test_log_append_time_is_the_time_of_every_record() -> None:
     assert [record.timestamp_ms for record in batch.records] == [5_000, 5_000]
 
 
-def test_a_last_batch_that_is_cut_off_is_left_out() -> None:
+def test_last_batch_that_is_cut_off_is_left_out() -> None:
     first, second = batch_bytes([b"a"]), batch_bytes([b"b"])
     for kept in range(len(second)):
         assert decoded_values(first + second[:kept]) == [[b"a"]]
@@ -78,7 +78,7 @@ def test_flipped_bit_after_the_leader_epoch_is_noticed() -> None:
             list(decode_batches(bytes(wrong)))
 
 
-def test_error_of_a_wrong_checksum_has_the_offset_of_the_batch() -> None:
+def test_error_of_a_wrong_checksum_names_the_offset() -> None:
     data = bytearray(batch_bytes([b"value"], base_offset=77))
     data[-1] ^= 1
     refused(bytes(data), "The batch at offset 77 is corrupt. Its checksum is 0x[0-9a-f]{8}, its bytes give 0x")
@@ -92,7 +92,7 @@ def test_another_format_version_is_refused(magic: int) -> None:
 
 
 @pytest.mark.parametrize("length", [-1, 0, 48, -(2**31)])
-def test_a_length_too_small_for_a_header_is_refused(length: int) -> None:
+def test_length_too_small_for_a_header_is_refused(length: int) -> None:
     data = batch_bytes([b"value"])
     refused(data[:8] + struct.pack(">i", length) + data[12:], f"claims a length of {length} bytes")
 
@@ -100,7 +100,7 @@ def test_a_length_too_small_for_a_header_is_refused(length: int) -> None:
 RECORD = bytes([0x10, 0, 0, 0, 1, 0x04, 0x61, 0x62, 0])  # 8 bytes: null key, value "ab", no headers
 
 
-def test_the_plain_record_of_these_tests_is_read() -> None:
+def test_record_of_these_tests_decodes() -> None:
     assert decoded_values(with_records(RECORD, 1)) == [[b"ab"]]
     assert decoded_values(with_records(b"", 0, last_delta=5)) == [[]]
 
@@ -133,7 +133,7 @@ def test_records_that_contradict_the_header_are_refused(body: bytes, count: int,
     refused(with_records(body, count, last_delta=0), message)
 
 
-def test_an_unknown_codec_is_refused() -> None:
+def test_unknown_codec_is_refused() -> None:
     refused(with_records(RECORD, 1, attributes=6), "compression codec 6")
 
 
@@ -147,7 +147,7 @@ def test_count_is_checked_against_the_decompressed_bytes() -> None:
     refused(with_records(compressed, 13, attributes=1), "claims 13 records in 90 bytes")
 
 
-def test_a_bomb_is_refused_at_the_callers_limit() -> None:
+def test_compression_bomb_is_refused_at_the_limit() -> None:
     data = batch_bytes([bytes(5_000_000)], "zstd")
     assert len(data) < 10_000
     with pytest.raises(CorruptBatchError, match="take more than 1000000 bytes when decompressed"):
@@ -164,7 +164,7 @@ def test_any_bytes_give_records_or_a_corrupt_batch_error(body: bytes, count: int
     assert sum(len(batch.records) for batch in batches) == count
 
 
-def test_any_change_to_a_batch_with_a_true_checksum_gives_records_or_a_corrupt_batch_error() -> None:
+def test_changed_batch_with_valid_checksum_decodes_or_is_corrupt() -> None:
     rng = random.Random(11)
     body = batch_bytes([b"some value", None, b"x" * 100])[61:]
     outcomes = {"read": 0, "refused": 0}
@@ -194,5 +194,5 @@ def test_more_objects_than_are_read_are_refused(records: int, headers: tuple[int
         list(decode_batches(data, BatchLimits(objects=10)))
 
 
-def test_a_batch_of_more_than_two_million_records_is_refused() -> None:
+def test_batch_of_more_than_two_million_records_is_refused() -> None:
     refused(with_records(bytes(7 * 2_000_001), 2_000_001), "2000001 records, more than the 2000000 that are read")

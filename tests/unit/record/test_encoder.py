@@ -32,14 +32,14 @@ def test_each_row_begins_where_the_one_before_ends() -> None:
     assert bounds.tolist() == [0, 8, 16, 26]
 
 
-def test_rows_of_more_than_2_gib_are_refused_before_a_byte_is_copied() -> None:
+def test_rows_above_2_gib_are_refused_without_a_copy() -> None:
     offsets = pa.py_buffer(np.array([0, 2**30], np.int32))
     column = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(np.zeros(2**30, np.uint8))])
     with pytest.raises(SerializationError, match="1 records take more than 2147483647 bytes together; hand over fewer"):
         encode_columns(RecordColumns(column, column), np.zeros(1, np.int64), None)
 
 
-def test_a_slice_of_rows_has_its_own_headers() -> None:
+def test_slice_of_rows_has_its_own_headers() -> None:
     headers: list[list[tuple[str, bytes | None]] | None] = [
         [("a", b"1")],
         [("b", None), ("c", b"22")],
@@ -53,7 +53,7 @@ def test_a_slice_of_rows_has_its_own_headers() -> None:
         assert part == whole[bounds[start] : bounds[end]]
 
 
-def test_encoded_rows_have_latest_time_and_largest_record_at_any_place() -> None:
+def test_latest_time_and_largest_record_are_found_anywhere() -> None:
     values = [b"a", b"b" * 100, b"c"]
     sizes = [len(encode_rows(None, [value], None, [0], 0, 0).chunk) for value in values]
     run = encode_rows(None, values, None, [5, 9, 7], 0, 5)
@@ -75,7 +75,7 @@ def test_encoded_rows_have_latest_time_and_largest_record_at_any_place() -> None
     st.integers(0, 2**31 - 100),
     st.integers(0, 2**62),
 )
-def test_a_few_rows_become_the_same_bytes_without_arrays(
+def test_few_rows_become_the_same_bytes_without_arrays(
     rows: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]], first: int, base_ms: int
 ) -> None:
     keys, values, headers, times = zip(*rows, strict=True)
@@ -92,7 +92,7 @@ def test_a_few_rows_become_the_same_bytes_without_arrays(
 
 @pytest.mark.parametrize("name", [None, 7, b"\xff", "\ud800"])
 @pytest.mark.parametrize("rows", [1, 100])
-def test_header_without_a_name_is_refused_in_few_rows_and_in_many(name: object, rows: int) -> None:
+def test_header_without_a_key_is_refused_in_any_row_count(name: object, rows: int) -> None:
     headers = [[(name, b"x")]] * rows
     with pytest.raises(SerializationError, match=r"(?i)row 0"):
         encode_rows(None, [b"a"] * rows, headers, [5] * rows, 0, 5)  # type: ignore[arg-type]

@@ -201,7 +201,7 @@ def call_kernel(given: dict[str, Any], out: Any) -> Any:
 
 
 @pytest.mark.parametrize("short", GIVEN)
-def test_buffer_short_by_one_byte_is_refused_before_it_is_read(short: str) -> None:
+def test_buffer_short_by_one_byte_is_refused_before_a_read(short: str) -> None:
     if not has_kernel():
         return
     assert len(call_kernel(GIVEN, bytearray(500))) == 1
@@ -223,7 +223,7 @@ COLUMN = (np.arange(ROWS + 1, dtype=np.int32), b"abcdefgh")
     ],
 )
 @pytest.mark.parametrize("is_key", [True, False])
-def test_rows_whose_bytes_overflow_are_refused_before_anything_is_read(
+def test_rows_whose_bytes_overflow_are_refused_before_a_read(
     rows: int, run: tuple[int, int, int, int], order: Any, valid_from: int, is_key: bool
 ) -> None:
     """Bug: counted in bytes they came out small, or below nothing, and what lies outside of a buffer was read."""
@@ -322,7 +322,7 @@ def test_buffers_at_odd_addresses_give_the_same_bytes() -> None:
     assert written[0] == written[1]
 
 
-def test_a_base_offset_past_the_last_one_wraps() -> None:
+def test_base_offset_past_the_last_one_wraps() -> None:
     """Bug: the sum was signed, which C leaves undefined."""
     if not has_kernel():
         return

@@ -88,7 +88,7 @@ def test_compiled_kernel_hashes_if_it_is_loaded() -> None:
 
 @settings(derandomize=True, max_examples=200, deadline=None, database=None)
 @given(st.lists(texts, max_size=30), st.integers(0, 5), st.integers(0, MASK))
-def test_kernel_and_twin_hash_as_the_definition_says(values: list[bytes | None], skipped: int, salt: int) -> None:
+def test_kernel_and_twin_hash_as_defined(values: list[bytes | None], skipped: int, salt: int) -> None:
     column = pa.array(values, pa.binary()).slice(skipped)
     for add in HASHERS:
         sums = np.arange(len(column), dtype=np.uint64)

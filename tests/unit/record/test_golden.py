@@ -85,7 +85,7 @@ def test_compressed_batch_has_javas_records_byte_for_byte(entry: dict[str, Any])
 
 
 @pytest.mark.parametrize("entry", MADE, ids=label)
-def test_the_decoder_reads_what_java_wrote(entry: dict[str, Any]) -> None:
+def test_decoder_reads_records_written_by_java(entry: dict[str, Any]) -> None:
     batch = decode_one(bytes.fromhex(entry["batch"]))
     assert [record.timestamp_ms for record in batch.records] == [record["timestamp"] for record in entry["records"]]
     assert plain(batch) == [
@@ -127,7 +127,7 @@ def test_single_records_with_any_delta_equal_javas_byte_for_byte() -> None:
     assert encoded == [entry["bytes"] for entry in RECORDS]
 
 
-def test_one_row_at_a_time_gives_the_same_bytes_as_the_column() -> None:
+def test_rows_one_by_one_give_the_bytes_of_the_column() -> None:
     for entry in RECORDS:
         record = entry["record"]
         run = encode_rows(
@@ -142,7 +142,7 @@ def test_one_row_at_a_time_gives_the_same_bytes_as_the_column() -> None:
             assert run.chunk.hex() == entry["bytes"]
 
 
-def test_the_upper_bound_of_a_record_holds_and_is_close() -> None:
+def test_upper_bound_of_a_record_holds_and_is_close() -> None:
     for entry in RECORDS:
         record = entry["record"]
         bound = record_size_upper_bound(from_hex(record["key"]), from_hex(record["value"]), described_headers(record))

@@ -112,7 +112,7 @@ def test_names_that_are_not_str_are_compared_by_identity() -> None:
     assert leaves(row([object(), 5, None, "value"], 1, 2, 3, "v"), (odd, 5, None, "value"))
 
 
-def test_a_bytearray_is_copied_while_the_iterator_stands_at_its_row() -> None:
+def test_bytearray_is_copied_before_the_iterator_moves_on() -> None:
     reused = bytearray(b"0")
 
     def rows() -> Iterator[R]:
@@ -127,7 +127,7 @@ def test_a_bytearray_is_copied_while_the_iterator_stands_at_its_row() -> None:
     assert {type(value) for value in columns.value} == {bytes}
 
 
-def test_dicts_with_the_names_as_keys_in_their_order_are_rows() -> None:
+def test_dicts_with_the_names_in_order_are_rows() -> None:
     reused = {"key": "k", "value": bytearray(b"v")}
     columns = Columns()
     assert columns.take([reused, reused]) is None
@@ -181,7 +181,7 @@ def test_rows_are_taken_until_they_hold_enough_bytes() -> None:
 
 
 @pytest.mark.parametrize(("rows", "size"), [(3, MANY), (MANY, 6), (3, 6)])
-def test_a_full_taker_takes_nothing(rows: int, size: int) -> None:
+def test_full_taker_takes_nothing(rows: int, size: int) -> None:
     one = row(NAMES, "k", "v")
     columns = Columns(rows=rows, size=size)
     assert [columns.taker.add(one) for _ in range(3)] == [HAS_ROOM, HAS_ROOM, IS_FULL]
@@ -328,7 +328,7 @@ def raising(error: BaseException) -> Any:
     return fail
 
 
-def test_an_error_of_the_iterator_passes_and_keeps_the_rows_before() -> None:
+def test_error_of_the_iterator_passes_and_keeps_the_rows_before() -> None:
     def rows() -> Iterator[R]:
         yield row(NAMES, "k", "v")
         raise HarmError
@@ -437,7 +437,7 @@ def test_lists_that_the_iterator_changes_do_no_harm() -> None:
     assert columns.taker.rows == 100
 
 
-def test_a_taker_that_is_used_by_its_own_iterator_does_no_harm() -> None:
+def test_taker_used_by_its_own_iterator_does_no_harm() -> None:
     columns = Columns()
     rows = [row(list(NAMES), f"k{number}", f"v{number}") for number in range(100)]
     source = iter(rows)
@@ -452,7 +452,7 @@ def test_a_taker_that_is_used_by_its_own_iterator_does_no_harm() -> None:
     assert len(columns.value) == columns.taker.rows == 125
 
 
-def test_an_iterator_that_drops_its_row_and_the_taker_does_no_harm() -> None:
+def test_iterator_that_drops_row_and_taker_does_no_harm() -> None:
     held: list[Any] = [Columns()]
 
     def rows() -> Iterator[Any]:
@@ -491,7 +491,7 @@ PLAIN_STEP = bytes_step(0, [])
     ],
     ids=repr,
 )
-def test_a_plan_that_is_wrong_is_refused(plan: Any) -> None:
+def test_wrong_plan_is_refused(plan: Any) -> None:
     with pytest.raises((ValueError, TypeError, OverflowError)):
         RowTaker(R, ("key", "value"), plan, 1, 1, 1)
 
@@ -510,7 +510,7 @@ def test_a_plan_that_is_wrong_is_refused(plan: Any) -> None:
     ],
     ids=repr,
 )
-def test_a_taker_of_wrong_arguments_is_refused(arguments: Any) -> None:
+def test_wrong_arguments_of_a_taker_are_refused(arguments: Any) -> None:
     with pytest.raises((ValueError, TypeError, OverflowError)):
         RowTaker(*arguments)
     with pytest.raises(TypeError):

@@ -155,7 +155,7 @@ def test_columns_are_written_without_pandas() -> None:
     assert not imports_pandas(COLUMNS, arrow_stream())
 
 
-def test_a_row_that_does_not_fit_is_refused_without_pandas() -> None:
+def test_row_that_does_not_fit_is_refused_without_pandas() -> None:
     assert not imports_pandas(REFUSED)
 
 

@@ -84,7 +84,7 @@ def test_few_long_keys_among_short_ones_need_little_memory(hashes_of: HashesOf) 
         assert hashes_of(pa.array(keys, pa.binary()).slice(start)) == expected(keys[start:])
 
 
-def test_keys_that_would_pass_2_gib_if_padded_are_not_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_above_2_gib_when_padded_are_not_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     offsets = np.zeros(27_001, np.int32)
     np.cumsum(np.where(np.arange(27_000) % 4, 1, 65_535), out=offsets[1:])
     data = pa.py_buffer(np.zeros(int(offsets[-1]), np.uint8))  # 442 MB of address space, never touched
@@ -126,7 +126,7 @@ def test_no_keys_give_no_hashes(hashes_of: HashesOf) -> None:
     assert hashes_of(pa.array([], pa.binary())) == []
 
 
-def test_a_column_of_numbers_is_refused_by_name() -> None:
+def test_column_of_numbers_is_refused_by_name() -> None:
     with pytest.raises(SchemaError, match="'key' has the Arrow type int64"):
         partitions_for_keys(pa.array([1, 2]), 3)
 
@@ -195,7 +195,7 @@ def test_no_rows_are_neither_placed_nor_free() -> None:
 
 
 @pytest.mark.parametrize("partition", [-1, 3])
-def test_a_partition_that_the_topic_does_not_have_is_refused_with_its_row(partition: int) -> None:
+def test_unknown_partition_is_refused_with_its_row(partition: int) -> None:
     columns = RecordColumns.from_rows(VALUES, partitions=[None, 2, partition, None])
     with pytest.raises(SerializationError, match=f"Row 2 asks for partition {partition}; topic flights has 0 to 2: "):
         place(columns, 3, whose="topic flights")
@@ -203,13 +203,13 @@ def test_a_partition_that_the_topic_does_not_have_is_refused_with_its_row(partit
         place(columns, 3, first_row=65_536)
 
 
-def test_the_highest_partition_asked_for_is_known() -> None:
+def test_highest_partition_asked_for_is_known() -> None:
     assert highest_partition(RecordColumns.from_rows(VALUES, partitions=[None, 5, 70_000, 0])) == 70_000
     assert highest_partition(RecordColumns.from_rows(VALUES, partitions=[None] * 4)) is None
     assert highest_partition(RecordColumns.from_rows(VALUES)) is None
 
 
-def test_rows_for_one_partition_keep_their_order_with_or_without_keys() -> None:
+def test_rows_of_one_partition_keep_their_order() -> None:
     columns = RecordColumns(pa.array([b"0", b"1", b"2"]), pa.array([b"a", None, b"b"]))
     placement = place(columns, 1)
     assert placement.free is None

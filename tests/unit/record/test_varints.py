@@ -31,13 +31,13 @@ def expected(number: int) -> bytes:
     return bytes(0x80 | septet for septet in septets[:-1]) + bytes(septets[-1:])
 
 
-def test_one_number_at_every_width() -> None:
+def test_number_of_every_width_is_encoded() -> None:
     assert [varint(number) for number in EDGES] == [expected(number) for number in EDGES]
     assert [varint_width(number) for number in EDGES] == [len(expected(number)) for number in EDGES]
 
 
 @pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1, 1 << 64])
-def test_a_number_that_is_no_int64_is_refused(number: int) -> None:
+def test_number_beyond_int64_is_refused(number: int) -> None:
     with pytest.raises(OverflowError, match=f"{number} is no int64"):
         varint(number)
 
@@ -62,6 +62,6 @@ def test_neighbours_share_words_of_up_to_eight_bytes() -> None:
     assert to_binary(words, 4).to_pylist() == made
 
 
-def test_a_constant_takes_its_width_in_every_row() -> None:
+def test_constant_takes_its_width_in_every_row() -> None:
     words = merge([MINUS_ONE, Field(0x0302, 2, 2), *varint_fields(zigzag(np.array([5, 64])))])
     assert to_binary(words, 2).to_pylist() == [b"\1\2\3\x0a", b"\1\2\3\x80\1"]

@@ -39,7 +39,7 @@ def test_an_option_given_twice_in_different_case_is_refused() -> None:
 
 
 def test_name_of_another_type_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Names of options are text, not 7"):
+    with pytest.raises(ConfigError, match="Names of options must be text, not 7"):
         SinkConfig.from_options({7: "orders"})  # type: ignore[dict-item]
 
 
@@ -166,7 +166,7 @@ def test_option_only_for_exactly_once_is_refused(key: str) -> None:
         ({"transactional.id.prefix": "x" * 201}, "1 to 200 printable characters"),
         ({"transactional.id.prefix": "a\nb"}, "1 to 200 printable characters"),
         ({"decision.topic": ""}, "decision.topic is empty"),
-        ({"topic": "orders", "decision.topic": "orders"}, "is the decision topic too"),
+        ({"topic": "orders", "decision.topic": "orders"}, "is also the decision topic"),
     ],
 )
 def test_setting_incompatible_with_exactly_once_is_refused(options: dict[str, str], text: str) -> None:

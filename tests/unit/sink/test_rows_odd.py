@@ -36,7 +36,7 @@ from spark_kafka_sink.sink.rows import PartitionWriter
 TOPICS: Final = {"one": 1, "three": 3}
 SEED: Final = settings(derandomize=True, print_blob=True, max_examples=150)
 NAMED: Final = re.compile(r"row \d+|value|key|topic|partition|headers?|timestamp", re.IGNORECASE)
-"""What an error about a row must hold: its number, or a column."""
+"""The text that an error about a row must have: its number, or a column."""
 
 
 class _Nothing:
@@ -59,7 +59,7 @@ class Cell(NamedTuple):
     given: Any
     meaning: Any
     is_plain: bool = True
-    """Whether it must be written; otherwise an error will do, too."""
+    """Whether it must be written; otherwise an error is correct too."""
     change: Callable[[], None] = nothing_changes
 
 
@@ -326,7 +326,7 @@ NAMELESS: Final[dict[str, Callable[[Columns], Any]]] = {
 BY_POSITION: Final = frozenset(
     {"Row of a DataFrame", "Row of a factory", "Row with a tuple of names", "subclass of Row"}
 )
-"""Shapes that may have a name twice."""
+"""Shapes that can have one name twice."""
 
 
 class Meant(NamedTuple):

@@ -144,14 +144,14 @@ def test_versions_then_the_mechanism_then_its_messages() -> None:
     assert not rig.authenticator.is_due(2**62)
 
 
-def test_its_ids_are_told_from_those_in_flight() -> None:
+def test_ids_of_logins_differ_from_ids_of_requests() -> None:
     assert is_of_authentication(struct.pack(">i", FIRST_CORRELATION_ID))
     assert is_of_authentication(struct.pack(">i", 2**31 - 1) + b"x")
     assert not is_of_authentication(struct.pack(">i", FIRST_CORRELATION_ID - 1))
     assert not is_of_authentication(b"\x7f\xff\xff")
 
 
-def test_a_renewal_asks_for_no_versions_and_takes_a_new_mechanism() -> None:
+def test_renewal_asks_for_no_versions_and_uses_a_new_mechanism() -> None:
     rig = Rig(Mechanism([b"one", None]), Mechanism([b"again", None]))
     rig.shake_hands()
     rig.take()
@@ -169,7 +169,7 @@ def test_a_renewal_asks_for_no_versions_and_takes_a_new_mechanism() -> None:
     assert [asked[0] for asked in rig.asked][3:] == [ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE]
 
 
-def test_a_node_that_tells_no_end_of_sessions_has_none() -> None:
+def test_session_without_a_lifetime_has_no_end() -> None:
     rig = Rig(Mechanism([b"one", None]))
     rig.authenticator.begin()
     rig.take()
@@ -183,7 +183,7 @@ def test_a_node_that_tells_no_end_of_sessions_has_none() -> None:
     assert not rig.authenticator.is_due(2**62)
 
 
-def test_nothing_is_said_to_a_node_that_refuses_the_handshake() -> None:
+def test_refused_handshake_sends_no_credentials() -> None:
     mechanism = Mechanism([b"one", None])
     rig = Rig(mechanism)
     rig.authenticator.begin()
@@ -196,7 +196,7 @@ def test_nothing_is_said_to_a_node_that_refuses_the_handshake() -> None:
     assert rig.authenticator.take_outgoing() is None
 
 
-def test_a_node_without_any_mechanism_is_told_to_offer_none() -> None:
+def test_error_says_that_the_node_offers_no_mechanism() -> None:
     rig = Rig(Mechanism([b"one", None]))
     rig.authenticator.begin()
     rig.take()
@@ -206,7 +206,7 @@ def test_a_node_without_any_mechanism_is_told_to_offer_none() -> None:
         rig.answer(error_code=UnsupportedSaslMechanismError.error_code, mechanisms=())
 
 
-def test_each_renewal_may_take_as_many_messages_as_the_first_login() -> None:
+def test_renewal_may_take_as_many_messages_as_a_login() -> None:
     rig = Rig(*(Mechanism([b"one", b"two", None]) for _ in range(20)))
     rig.shake_hands()
     for number in range(20):
@@ -266,7 +266,7 @@ def test_unsupported_mechanism_is_named_with_the_offered_ones() -> None:
         (ErrorCode.invalid_request, SaslAuthenticationError),
     ],
 )
-def test_what_a_refusal_becomes(code: int, kind: type[KafkaError]) -> None:
+def test_refusal_becomes_the_error_of_its_code(code: int, kind: type[KafkaError]) -> None:
     rig = Rig(Mechanism([b"one"]))
     rig.shake_hands()
     rig.take()
@@ -275,7 +275,7 @@ def test_what_a_refusal_becomes(code: int, kind: type[KafkaError]) -> None:
     assert type(caught.value) is kind
 
 
-def test_a_refusal_without_a_text_of_its_own() -> None:
+def test_refusal_without_text_has_the_sentence_of_its_code() -> None:
     rig = Rig(Mechanism([b"one"]))
     rig.shake_hands()
     rig.take()
@@ -284,13 +284,13 @@ def test_a_refusal_without_a_text_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("kind", [SaslAuthenticationError, RetriableError])
-def test_what_the_mechanism_refuses_is_told_with_the_node(kind: type[KafkaError]) -> None:
+def test_refusal_by_the_mechanism_names_the_node(kind: type[KafkaError]) -> None:
     rig = Rig(Mechanism([kind("the server is no good")]))
     with pytest.raises(kind, match="Node 7 at there:1: the server is no good"):
         rig.shake_hands()
 
 
-def test_a_mechanism_that_breaks_tells_its_kind_alone() -> None:
+def test_unexpected_error_of_a_mechanism_shows_only_its_type() -> None:
     rig = Rig(Mechanism([ValueError(CANARY)]))
     with pytest.raises(SaslAuthenticationError, match="SASL TEST failed with ValueError") as caught:
         rig.shake_hands()
@@ -299,7 +299,7 @@ def test_a_mechanism_that_breaks_tells_its_kind_alone() -> None:
     assert caught.value.__suppress_context__
 
 
-def test_an_exchange_without_end() -> None:
+def test_exchange_without_end_is_refused() -> None:
     rig = Rig(Mechanism([b"on"] * 100))
     rig.shake_hands()
     for _ in range(15):
@@ -322,7 +322,7 @@ def test_response_without_apis_is_not_a_refused_login() -> None:
 @pytest.mark.parametrize(
     "spoken", [SPOKEN[1:], ({"api_key": ApiKey.SASL_HANDSHAKE, "min_version": 0, "max_version": 0},)]
 )
-def test_a_node_without_the_framed_handshake_gets_nothing(spoken: tuple[Any, ...]) -> None:
+def test_node_without_the_framed_handshake_gets_nothing(spoken: tuple[Any, ...]) -> None:
     rig = Rig(Mechanism([b"secret"]))
     rig.authenticator.begin()
     rig.take()
@@ -331,7 +331,7 @@ def test_a_node_without_the_framed_handshake_gets_nothing(spoken: tuple[Any, ...
     assert rig.authenticator.take_outgoing() is None
 
 
-def test_a_node_without_the_framed_exchange_gets_no_message() -> None:
+def test_node_without_the_framed_exchange_gets_no_message() -> None:
     rig = Rig(Mechanism([b"secret"]))
     rig.authenticator.begin()
     rig.take()
@@ -368,7 +368,7 @@ def test_another_id_and_an_answer_to_nothing() -> None:
 # ---- slow steps ------------------------------------------------------------------------------------------------------
 
 
-def test_a_slow_step_is_waited_for_beside() -> None:
+def test_slow_step_runs_beside_and_is_awaited() -> None:
     mechanism = SlowMechanism([b"one", None])
     rig = Rig(mechanism)
     rig.shake_hands()
@@ -389,7 +389,7 @@ def test_a_slow_step_is_waited_for_beside() -> None:
     assert not rig.authenticator.is_due(5_000 + 8_400)
 
 
-def test_a_slow_step_that_fails() -> None:
+def test_failed_slow_step_raises_with_the_node() -> None:
     rig = Rig(SlowMechanism([SaslAuthenticationError("no")]))
     rig.shake_hands()
     rig.steps[0].finish()
@@ -405,7 +405,7 @@ def test_message_during_a_slow_step_is_a_protocol_error() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_whatever_bytes_a_node_answers_with_end_in_an_error_of_ours(payload: bytes) -> None:
+def test_any_bytes_of_a_node_end_in_a_kafka_error(payload: bytes) -> None:
     for steps in range(3):
         rig = Rig(Mechanism([b"one", None]))
         rig.authenticator.begin()

@@ -62,14 +62,14 @@ def test_tokens_then_no_security_layer() -> None:
 @pytest.mark.parametrize(
     "offer", [b"W\x06\x00\xff\xff", b"W\x00\x00\x00\x00", b"W\x01", b"W\x01\x00\x00\x00\x00", b"W"]
 )
-def test_a_layer_that_is_asked_for_is_refused(offer: bytes) -> None:
+def test_layer_that_is_asked_for_is_refused(offer: bytes) -> None:
     mechanism = GssapiMechanism(lambda: Context(rounds=1))
     mechanism.respond(b"")
     with pytest.raises(SaslAuthenticationError, match="security layer"):
         mechanism.respond(offer)
 
 
-def test_a_server_that_did_not_prove_itself() -> None:
+def test_server_without_proof_is_refused() -> None:
     mechanism = GssapiMechanism(lambda: Context(rounds=1, is_mutual=False))
     mechanism.respond(b"")
     with pytest.raises(SaslAuthenticationError, match="prove who it is"):
@@ -92,7 +92,7 @@ def test_it_does_not_go_on_after_the_end() -> None:
         mechanism.respond(b"x")
 
 
-def test_an_error_of_the_library_is_final() -> None:
+def test_error_of_the_library_is_final() -> None:
     mechanism = GssapiMechanism(lambda: Context(error=GSSError("Server not found in Kerberos database\n")))
     with pytest.raises(SaslAuthenticationError, match=r"GSSAPI: Server not found in Kerberos database\?"):
         mechanism.respond(b"")
@@ -145,7 +145,7 @@ class Library(types.ModuleType):
 
 
 @pytest.mark.parametrize("has_proof", [True, False])
-def test_what_the_library_is_asked_for_and_says(monkeypatch: pytest.MonkeyPatch, has_proof: bool) -> None:
+def test_context_of_the_library_wraps_and_unwraps(monkeypatch: pytest.MonkeyPatch, has_proof: bool) -> None:
     monkeypatch.setitem(sys.modules, "gssapi", Library(has_proof))
     context = KerberosLogin("kafka").open_context("host")
     assert context.complete

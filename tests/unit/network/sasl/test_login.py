@@ -42,7 +42,7 @@ def test_plain() -> None:
     assert made.respond(b"") == b"\0a\0b"
 
 
-def test_a_nul_in_a_password_is_refused_before_any_connection() -> None:
+def test_nul_in_a_password_is_refused_before_any_connection() -> None:
     config = ProducerConfig.from_mapping(
         {
             "bootstrap.servers": "localhost:9092",
@@ -80,7 +80,7 @@ def test_two_exchanges_have_two_nonces() -> None:
     assert make("h").respond(b"") != make("h").respond(b"")
 
 
-def test_a_function_and_extensions() -> None:
+def test_token_function_and_extensions_are_used() -> None:
     jaas = "OAuthBearerLoginModule required extension_logicalCluster=lkc-1 extension_identityPoolId=pool-1;"
     made = mechanism("OAUTHBEARER", jaas, sasl_oauthbearer_token_provider=lambda: ("token", 2 * 10**12))
     expected = b"n,,\x01auth=Bearer token\x01logicalCluster=lkc-1\x01identityPoolId=pool-1\x01\x01"
@@ -109,7 +109,7 @@ def bearer_by(
         ({"refresh.buffer.seconds": 600}, 400),
     ],
 )
-def test_a_token_is_fetched_anew_when_the_settings_say(settings: dict[str, Any], at_s: int) -> None:
+def test_token_is_fetched_again_at_the_time_of_the_settings(settings: dict[str, Any], at_s: int) -> None:
     clock, calls = FakeClock(), []
 
     def provide() -> tuple[str, int]:
@@ -146,7 +146,7 @@ def test_failed_provider_is_retried_by_the_settings() -> None:
 
 
 @pytest.mark.parametrize("is_by_jaas", [False, True])
-def test_who_asks_a_token_endpoint_and_how_long(monkeypatch: pytest.MonkeyPatch, is_by_jaas: bool) -> None:
+def test_token_endpoint_gets_the_credentials_and_timeouts(monkeypatch: pytest.MonkeyPatch, is_by_jaas: bool) -> None:
     asked: list[oidc.ClientCredentials] = []
     monkeypatch.setattr(oidc, "OidcTokenProvider", lambda credentials, clock: asked.append(credentials))
     jaas = 'OAuthBearerLoginModule required clientId="me" clientSecret="canary" scope="kafka";'
@@ -245,7 +245,7 @@ def test_msk_by_iam_is_a_signed_token(signer: Signer, jaas: str | None, call: tu
     assert signer.calls == [call]
 
 
-def test_a_signer_without_credentials_says_where_to_look(signer: Signer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signer_without_credentials_says_where_to_look(signer: Signer, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(region: str) -> tuple[str, int]:
         raise ValueError("canary-key")
 
@@ -263,11 +263,11 @@ def test_a_signer_without_credentials_says_where_to_look(signer: Signer, monkeyp
         ("b-1.x.y.c1.kafka.cn-north-1.amazonaws.com.cn", "cn-north-1"),
     ],
 )
-def test_the_region_is_in_the_brokers_names(host: str, region: str) -> None:
+def test_region_is_in_the_brokers_names(host: str, region: str) -> None:
     assert region_of(["other.example", host]) == region
 
 
-def test_a_region_from_the_environment_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_region_comes_from_the_environment_or_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION", raising=False)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     assert region_of(["localhost", "kafka.evil.amazonaws.com.example"]) == "eu-west-1"
@@ -279,7 +279,7 @@ def test_a_region_from_the_environment_or_none(monkeypatch: pytest.MonkeyPatch) 
         region_of(["localhost"])
 
 
-def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", None)
     with pytest.raises(ConfigError, match=r"spark-kafka-sink\[aws\]"):
         mechanism("AWS_MSK_IAM", None, MSK)
@@ -288,7 +288,7 @@ def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch
         mechanism("GSSAPI", sasl_kerberos_service_name="kafka")
 
 
-def test_a_step_gives_what_it_gave_and_says_so() -> None:
+def test_step_returns_its_result_and_reports_its_end() -> None:
     done = threading.Event()
     step = run_aside(threading.current_thread, done.set)
     assert done.wait(10)
@@ -298,7 +298,7 @@ def test_a_step_gives_what_it_gave_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit])
-def test_a_step_raises_what_it_raised(kind: type[BaseException]) -> None:
+def test_step_raises_its_error(kind: type[BaseException]) -> None:
     done = threading.Event()
 
     def fail() -> None:
@@ -310,7 +310,7 @@ def test_a_step_raises_what_it_raised(kind: type[BaseException]) -> None:
         step.result()
 
 
-def test_a_step_without_a_thread_fails_its_login_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_without_a_thread_fails_only_its_login(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: at a limit of threads the RuntimeError was the whole turn's, and other nodes' answers were lost with it."""
 
     def refuse(_: threading.Thread) -> None:
@@ -321,7 +321,7 @@ def test_a_step_without_a_thread_fails_its_login_alone(monkeypatch: pytest.Monke
         run_aside(lambda: None, lambda: None)
 
 
-def test_nobody_waits_for_a_step() -> None:
+def test_caller_does_not_wait_for_a_step() -> None:
     release, done = threading.Event(), threading.Event()
     step = run_aside(lambda: release.wait(10), done.set)
     assert not step.is_done

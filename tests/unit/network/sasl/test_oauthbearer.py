@@ -26,7 +26,7 @@ def mechanism(token: str = TOKEN, **extensions: str) -> OAuthBearerMechanism:
     return OAuthBearerMechanism(lambda: Secret(token), extensions)
 
 
-def test_the_token_alone() -> None:
+def test_token_without_extensions_is_sent() -> None:
     made = mechanism()
     assert made.respond(b"") == f"n,,\x01auth=Bearer {TOKEN}\x01\x01".encode()
     assert made.respond(b"") is None
@@ -57,13 +57,13 @@ def test_extensions_that_would_break_out(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "a b", "a\x01auth=Bearer b", "a\r\nb", "t\u00f6ken", "=a"])
-def test_what_is_no_token_is_not_sent_and_not_shown(token: str) -> None:
+def test_malformed_token_is_not_sent_and_not_shown(token: str) -> None:
     with pytest.raises(SaslAuthenticationError, match="no bearer token") as caught:
         mechanism(token).respond(b"")
     assert token not in str(caught.value) or token == ""
 
 
-def test_a_refusal_is_acknowledged_and_stays_one() -> None:
+def test_refusal_is_acknowledged_and_stays() -> None:
     made = mechanism()
     made.respond(b"")
     assert made.respond(json.dumps({"status": "invalid_token", "scope": "kafka\nFATAL"}).encode()) == b"\x01"
@@ -74,7 +74,7 @@ def test_a_refusal_is_acknowledged_and_stays_one() -> None:
             made.respond(b"")
 
 
-def test_reasons_that_repeat_the_token_are_told_without_it() -> None:
+def test_refusal_that_repeats_the_token_hides_it() -> None:
     made = mechanism()
     made.respond(b"")
     made.respond(json.dumps({"status": f"no good: {TOKEN}", "scope": "x" * 490 + TOKEN}).encode())
@@ -86,7 +86,7 @@ def test_reasons_that_repeat_the_token_are_told_without_it() -> None:
 @given(
     st.binary(min_size=1, max_size=300) | st.just(b"[" * 16_000) | st.just(b'["status"]') | st.just(b'{"status": {}}')
 )
-def test_whatever_reasons_a_server_gives_it_is_a_refusal(challenge: bytes) -> None:
+def test_refusal_with_any_reasons_raises(challenge: bytes) -> None:
     made = mechanism()
     made.respond(b"")
     assert made.respond(challenge) == b"\x01"
@@ -95,12 +95,12 @@ def test_whatever_reasons_a_server_gives_it_is_a_refusal(challenge: bytes) -> No
     assert len(str(caught.value)) < 2_000
 
 
-def test_a_server_that_speaks_first_hears_no_token() -> None:
+def test_server_that_speaks_first_gets_no_token() -> None:
     with pytest.raises(SaslAuthenticationError, match="spoke first"):
         mechanism().respond(b"hello")
 
 
-def test_nothing_shows_the_token() -> None:
+def test_token_is_never_shown() -> None:
     made = mechanism()
     made.respond(b"")
     assert TOKEN not in repr(made) + str(vars(made))
@@ -144,7 +144,7 @@ def cache(clock: FakeClock, provider: Provider) -> TokenCache:
     return TokenCache(provider, RefreshRule(), clock, random.Random(1))
 
 
-def test_a_token_is_fetched_when_it_is_wanted_and_kept(cache: TokenCache, provider: Provider, clock: FakeClock) -> None:
+def test_token_is_fetched_at_first_use_and_kept(cache: TokenCache, provider: Provider, clock: FakeClock) -> None:
     assert provider.calls == 0
     assert [cache.get().reveal() for _ in range(3)] == ["token-1"] * 3
     clock.advance(HOUR_MS * 79 // 100)
@@ -155,7 +155,7 @@ def test_a_token_is_fetched_when_it_is_wanted_and_kept(cache: TokenCache, provid
 
 
 @given(st.integers(1, 10**9), st.integers(0, 2**32))
-def test_the_time_of_renewal_lies_within_the_life_and_within_the_rule(life_ms: int, seed: int) -> None:
+def test_renewal_time_lies_within_lifetime_and_rule(life_ms: int, seed: int) -> None:
     rule = RefreshRule()
     at_ms = rule.refresh_at_ms(1_000, 1_000 + life_ms, random.Random(seed))
     assert 1_000 <= at_ms <= 1_000 + life_ms
@@ -175,7 +175,7 @@ def test_the_time_of_renewal_lies_within_the_life_and_within_the_rule(life_ms: i
     ],
     ids=["window", "least period", "buffer", "both just fit", "both too long", "beyond the end"],
 )
-def test_when_a_token_is_fetched_anew(rule: RefreshRule, at_ms: int) -> None:
+def test_refresh_time_follows_the_rule(rule: RefreshRule, at_ms: int) -> None:
     class Half(random.Random):
         def random(self) -> float:
             return 0.5
@@ -184,9 +184,7 @@ def test_when_a_token_is_fetched_anew(rule: RefreshRule, at_ms: int) -> None:
 
 
 @pytest.mark.parametrize("life_ms", [300_000, 7 * 60_000])
-def test_expired_token_is_not_returned_whatever_the_window_is(
-    provider: Provider, clock: FakeClock, life_ms: int
-) -> None:
+def test_expired_token_is_not_returned_for_any_window(provider: Provider, clock: FakeClock, life_ms: int) -> None:
     """The largest factor and jitter that the settings take are together more than a life."""
     provider.life_ms = life_ms
     cache = TokenCache(provider, RefreshRule(window_factor=1.0, window_jitter=0.25), clock, random.Random(1))
@@ -195,7 +193,7 @@ def test_expired_token_is_not_returned_whatever_the_window_is(
     assert cache.get().reveal() == "token-2"
 
 
-def test_a_failed_renewal_leaves_the_token_in_use_until_its_end(
+def test_failed_renewal_leaves_the_token_in_use_until_its_end(
     cache: TokenCache, provider: Provider, clock: FakeClock
 ) -> None:
     cache.get()
@@ -234,7 +232,7 @@ def test_wall_clock_set_back_does_not_delay_an_attempt(cache: TokenCache, provid
     assert cache.get().reveal() == "token-2"
 
 
-def test_the_pause_begins_when_the_provider_has_failed(cache: TokenCache, provider: Provider, clock: FakeClock) -> None:
+def test_pause_begins_at_the_failure_of_the_provider(cache: TokenCache, provider: Provider, clock: FakeClock) -> None:
     provider.error = RetriableError("the endpoint is away")
     provider.takes_ms = 20_000
     for _ in range(2):
@@ -259,7 +257,7 @@ def test_token_that_ends_during_a_failed_fetch_is_not_returned(
         cache.get()
 
 
-def test_a_refusal_stays_one(cache: TokenCache, provider: Provider) -> None:
+def test_refusal_is_final(cache: TokenCache, provider: Provider) -> None:
     provider.error = SaslAuthenticationError("no such client")
     for _ in range(2):
         with pytest.raises(SaslAuthenticationError, match="no such client"):
@@ -267,7 +265,7 @@ def test_a_refusal_stays_one(cache: TokenCache, provider: Provider) -> None:
     assert provider.calls == 1
 
 
-def test_of_a_strangers_error_nothing_but_its_kind_is_told(
+def test_foreign_error_shows_only_its_type(
     cache: TokenCache, provider: Provider, caplog: pytest.LogCaptureFixture
 ) -> None:
     provider.error = ValueError(f"bad secret {CANARY}")
@@ -278,7 +276,7 @@ def test_of_a_strangers_error_nothing_but_its_kind_is_told(
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit])
-def test_a_provider_may_raise_what_is_no_exception(
+def test_base_exception_of_a_provider_is_retriable(
     cache: TokenCache, provider: Provider, clock: FakeClock, error: type[BaseException]
 ) -> None:
     """It would pass through the step and end the Sender's thread, and with it the producer."""
@@ -293,7 +291,7 @@ def test_a_provider_may_raise_what_is_no_exception(
 @pytest.mark.parametrize(
     "given_back", [None, "token", ("token", None), ("token", True), (b"token", 10**15), ("t", 2e12), ("t", "2e12")]
 )
-def test_what_is_no_token(clock: FakeClock, given_back: Any) -> None:
+def test_malformed_result_of_a_provider_is_refused(clock: FakeClock, given_back: Any) -> None:
     cache = TokenCache(lambda: given_back, RefreshRule(), clock, random.Random(1))
     if isinstance(given_back, tuple):
         with pytest.raises(SaslAuthenticationError, match="no pair of a token"):
@@ -304,13 +302,13 @@ def test_what_is_no_token(clock: FakeClock, given_back: Any) -> None:
 
 
 @pytest.mark.parametrize("ago_ms", [0, 1])
-def test_a_token_that_has_ended_is_none(clock: FakeClock, provider: Provider, cache: TokenCache, ago_ms: int) -> None:
+def test_expired_token_is_refused(clock: FakeClock, provider: Provider, cache: TokenCache, ago_ms: int) -> None:
     provider.life_ms = -ago_ms
     with pytest.raises(RetriableError, match=f"ended {ago_ms} ms ago"):
         cache.get()
 
 
-def test_many_who_want_one_make_one_call(clock: FakeClock) -> None:
+def test_concurrent_gets_make_one_call(clock: FakeClock) -> None:
     entered, release = threading.Event(), threading.Event()
     calls = []
 
@@ -333,7 +331,7 @@ def test_many_who_want_one_make_one_call(clock: FakeClock) -> None:
     assert len(calls) == 1
 
 
-def test_nobody_waits_for_ever_for_a_provider_that_hangs(clock: FakeClock) -> None:
+def test_wait_for_a_hanging_provider_is_limited(clock: FakeClock) -> None:
     entered, release = threading.Event(), threading.Event()
 
     def provider() -> tuple[str, int]:
@@ -352,7 +350,7 @@ def test_nobody_waits_for_ever_for_a_provider_that_hangs(clock: FakeClock) -> No
     assert cache.get().reveal() == "token"
 
 
-def test_a_token_that_came_ends_the_doubling_of_pauses(
+def test_new_token_resets_the_pause(
     cache: TokenCache, provider: Provider, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):

@@ -28,7 +28,7 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoi
         yield made
 
 
-def test_a_token_and_its_end(endpoint: Endpoint) -> None:
+def test_token_and_its_expiry_are_returned(endpoint: Endpoint) -> None:
     token, end_ms = endpoint.provider()()
     assert (token, end_ms) == ("token", endpoint.clock.wall_ms() + 60_000)
     ((path, headers, body),) = endpoint.requests
@@ -56,7 +56,7 @@ def test_scope_and_credentials_that_are_encoded(endpoint: Endpoint) -> None:
     assert base64.b64decode(headers["Authorization"].split()[1]) == b"me%3Ayou:canary+secret%3A%25%26"
 
 
-def test_an_endpoint_that_speaks_no_http(endpoint: Endpoint) -> None:
+def test_endpoint_without_http_is_a_retriable_error(endpoint: Endpoint) -> None:
     def greet(handler: http.server.BaseHTTPRequestHandler) -> None:
         handler.wfile.write(b"220 mail\r\n")
 
@@ -78,7 +78,7 @@ def jwt(**claims: object) -> str:
         ({"access_token": "opaque", "expires_in": 1.5}, 1_700_000_001_500),
     ],
 )
-def test_where_the_end_is_told(endpoint: Endpoint, answer: dict[str, Any], end_ms: int) -> None:
+def test_expiry_comes_from_the_answer_or_the_token(endpoint: Endpoint, answer: dict[str, Any], end_ms: int) -> None:
     endpoint.respond = answering(200, answer)
     assert endpoint.provider()()[1] == end_ms
 
@@ -120,7 +120,7 @@ def test_refused_login_is_final_one_line_and_without_secrets(endpoint: Endpoint,
 
 
 @pytest.mark.parametrize("is_encoded", [False, True])
-def test_an_endpoint_that_repeats_what_it_got_shows_no_secret(endpoint: Endpoint, is_encoded: bool) -> None:
+def test_endpoint_that_repeats_its_request_shows_no_secret(endpoint: Endpoint, is_encoded: bool) -> None:
     def repeat(handler: http.server.BaseHTTPRequestHandler) -> None:
         given = handler.headers["Authorization"]
         text = f"{given} is {base64.b64decode(given.split()[1]).decode()}"
@@ -132,15 +132,21 @@ def test_an_endpoint_that_repeats_what_it_got_shows_no_secret(endpoint: Endpoint
 
 
 def test_deadline_is_connect_plus_read_timeout(endpoint: Endpoint) -> None:
-    check = endpoint.provider(connect_timeout_ms=1_000, read_timeout_ms=2_000)._deadline()
-    endpoint.clock.advance(3_000)
-    check()
-    endpoint.clock.advance(1)
+    takes_ms = 30_000
+
+    def respond(handler: http.server.BaseHTTPRequestHandler) -> None:
+        endpoint.clock.advance(takes_ms)
+        answering(200, {"access_token": "token", "expires_in": 60})(handler)
+
+    endpoint.respond = respond
+    provider = endpoint.provider(connect_timeout_ms=10_000, read_timeout_ms=20_000)
+    assert provider()[0] == "token"
+    takes_ms += 1
     with pytest.raises(RetriableError, match=r"did not answer in time \(sasl\.login\.read\.timeout\.ms\)"):
-        check()
+        provider()
 
 
-def test_a_proxy_of_the_environment_is_asked_for_a_tunnel(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_of_the_environment_is_asked_for_a_tunnel(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
         monkeypatch.delenv("no_proxy", raising=False)
@@ -165,7 +171,7 @@ def test_a_proxy_of_the_environment_is_asked_for_a_tunnel(endpoint: Endpoint, mo
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
-def test_what_may_pass(endpoint: Endpoint, status: int) -> None:
+def test_retriable_status_is_a_retriable_error(endpoint: Endpoint, status: int) -> None:
     endpoint.respond = answering(status, b"busy")
     with pytest.raises(RetriableError, match=f"HTTP status {status}"):
         endpoint.provider()()
@@ -180,7 +186,7 @@ def test_no_redirect_is_followed(endpoint: Endpoint, status: int, target: str) -
     assert len(endpoint.requests) == 1
 
 
-def test_an_answer_without_bounds(endpoint: Endpoint) -> None:
+def test_answer_without_end_is_refused(endpoint: Endpoint) -> None:
     def respond(handler: http.server.BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
         handler.end_headers()
@@ -192,7 +198,7 @@ def test_an_answer_without_bounds(endpoint: Endpoint) -> None:
         endpoint.provider()()
 
 
-def test_a_byte_now_and_then_is_no_answer_in_time(endpoint: Endpoint) -> None:
+def test_slow_bytes_in_the_body_exceed_the_deadline(endpoint: Endpoint) -> None:
     def respond(handler: http.server.BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
         handler.end_headers()
@@ -222,7 +228,7 @@ def test_slow_bytes_in_the_headers_exceed_the_deadline(endpoint: Endpoint, begun
         endpoint.provider()()
 
 
-def test_a_connection_has_a_limit_of_its_own(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_has_its_own_timeout(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object, timeout: float, *__: object) -> None:
         raise OSError(f"refused within {timeout} s")
 
@@ -245,13 +251,13 @@ def assert_waits(release: threading.Event) -> None:
     assert release.wait(10)
 
 
-def test_a_certificate_of_nobody_we_know(endpoint: Endpoint) -> None:
+def test_untrusted_certificate_is_refused(endpoint: Endpoint) -> None:
     endpoint.context = ssl.create_default_context()
     with pytest.raises(RetriableError, match="certificate verify failed"):
         endpoint.provider()()
     assert endpoint.requests == []
 
 
-def test_nobody_there(endpoint: Endpoint) -> None:
+def test_unreachable_endpoint_is_a_retriable_error(endpoint: Endpoint) -> None:
     with pytest.raises(RetriableError, match="localhost:1 cannot be asked"):
         endpoint.provider(endpoint="https://localhost:1/token")()

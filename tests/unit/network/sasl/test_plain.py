@@ -16,7 +16,7 @@ def test_name_and_password_between_nuls() -> None:
     assert not mechanism.is_slow
 
 
-def test_a_challenge_is_refused_before_anything_is_told() -> None:
+def test_challenge_is_refused_before_credentials_are_sent() -> None:
     with pytest.raises(SaslAuthenticationError, match="7 bytes"):
         PlainMechanism("user", Secret("canary")).respond(b"give me")
 
@@ -31,7 +31,7 @@ def test_fields_that_would_move_their_bounds(username: str, password: str) -> No
     assert "canary" not in str(caught.value)
 
 
-def test_nothing_shows_the_password() -> None:
+def test_password_is_never_shown() -> None:
     mechanism = PlainMechanism("user", Secret("canary"))
     mechanism.respond(b"")
     assert "canary" not in repr(mechanism) + str(vars(mechanism))

@@ -44,7 +44,7 @@ def test_deleting_topic_is_refused_with_the_command_to_type(bench: CoordinatorBe
         "kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics --entity-name"
         " __spark_kafka_sink_decisions --add-config cleanup.policy=compact"
     )
-    assert "P/driver" not in bench.cluster.transactions.transactions, "nobody was fenced"
+    assert "P/driver" not in bench.cluster.transactions.transactions, "a driver was fenced"
     bench.cluster.topics[TOPIC].configs["cleanup.policy"] = "compact"
     assert driver_of(bench, "P").begin().last_batch_id is None
 

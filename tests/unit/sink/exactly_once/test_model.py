@@ -245,7 +245,7 @@ SLOWLY_FOUND: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.TakesNothingForNoDecision, 2, (Fault.TOPIC_EMPTIED, Fault.CRASH_BEFORE), "Doubled"),
     (broken.SweepsUnproven, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
 )
-"""Of these it takes seconds to find the fault."""
+"""For these the model needs seconds to find the fault."""
 
 
 @pytest.mark.parametrize(

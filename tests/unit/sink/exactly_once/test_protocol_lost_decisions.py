@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from kio.schema.errors import ErrorCode
 from support.coordinator_bench import CoordinatorBench
 from support.driver_steps import CONFIG, driver_of, told_by_a_task
 from support.scripted_broker import faults
-from support.scripted_broker.cluster import ScriptedCluster
-from support.scripted_broker.exchange import Answer, Exchange
-from support.scripted_broker.faults import Proceed
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
@@ -261,20 +257,9 @@ def test_transaction_of_successors_task_is_not_aborted(bench: CoordinatorBench) 
     assert bench.state("P/0") == "Ongoing"
 
 
-def refused_topic(_: ScriptedCluster, __: Exchange, proceed: Proceed) -> Answer:
-    values = proceed().values or {}
-    refused = [
-        {**topic, "error_code": ErrorCode.topic_authorization_failed, "partitions": ()}
-        if topic["name"] == TOPIC
-        else topic
-        for topic in values["topics"]
-    ]
-    return Answer({**values, "topics": refused})
-
-
 def test_topic_without_describe_right_names_the_grant(bench: CoordinatorBench) -> None:
-    """Without this right brokers do not say whether the topic is missing."""
-    bench.cluster.on(ApiKey.METADATA, refused_topic, times=None)
+    """Brokers do not say whether it is missing."""
+    bench.cluster.on(ApiKey.METADATA, faults.refuse_topic(TOPIC, TopicAuthorizationError), times=None)
     with pytest.raises(
         TopicAuthorizationError, match=rf"Create decision\.topic={TOPIC} by hand.*or grant CREATE on it"
     ):
