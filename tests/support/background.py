@@ -1,4 +1,4 @@
-"""A thread that works until it is stopped; what it failed with is raised in the test's own thread."""
+"""A thread that works until it is stopped. Its error is raised in the test's thread."""
 
 from __future__ import annotations
 

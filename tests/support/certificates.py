@@ -44,7 +44,7 @@ class Identity:
 
 
 class Authority:
-    """Signs certificates that are good for a day, for `localhost` and 127.0.0.1 unless told otherwise."""
+    """Signs certificates that are valid for a day, by default for `localhost` and 127.0.0.1."""
 
     def __init__(self, name: str = "test authority", not_after: datetime.datetime = _NOW + _DAY) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -93,7 +93,7 @@ class Authority:
 
     @classmethod
     def expired(cls) -> Authority:
-        """Its own certificate is; what it issues is good."""
+        """Its own certificate has expired; the certificates that it issues are valid."""
         return cls("expired authority", _NOW - datetime.timedelta(hours=1))
 
     def issue_expired(self) -> Identity:

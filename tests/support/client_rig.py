@@ -96,7 +96,7 @@ class ClientRig:
         return self.client.poll(timeout_ms, self.now_ms)
 
     def poll_until(self, condition: Callable[[], object], limit_ms: int = 60_000) -> list[ClientResponse]:
-        """Poll until the condition holds; the responses meanwhile. Fails after `limit_ms` of the fake clock."""
+        """Poll until the condition holds; return the responses. Fails after `limit_ms` of the fake clock."""
         deadline_ms = self.now_ms + limit_ms
         responses: list[ClientResponse] = []
         while not condition():
@@ -108,7 +108,7 @@ class ClientRig:
         return responses
 
     def await_metadata(self) -> None:
-        """Until the view is no longer the bootstrap one and nothing is wanted."""
+        """Poll until metadata came from a broker and no update is requested."""
         self.poll_until(
             lambda: not self.metadata.fetch().is_bootstrap_configured and not self.metadata.update_requested()
         )

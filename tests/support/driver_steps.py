@@ -30,7 +30,7 @@ def told_by_a_task(bench: CoordinatorBench, batch_start: BatchStart, timeout_ms:
 
 
 def refused_to_task_0(error_code: int) -> faults.Hook:
-    """The end of its transaction alone; the driver's own ends."""
+    """Refuse only EndTxn of task 0's transaction; the driver's own transaction ends."""
 
     def refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
         if exchange.request.transactional_id != "P/0":

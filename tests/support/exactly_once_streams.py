@@ -217,7 +217,7 @@ def check_nothing_open(servers: str, prefix: str) -> None:
 
 
 def kill_a_python_worker(spark: SparkSession, rng: random.Random) -> bool:
-    """SIGKILL for one of the workers that the session's Python daemons have forked; whether there was one."""
+    """Kill one of the workers that the session's Python daemons have forked. Return whether one existed."""
     gateway: Any = spark.sparkContext._gateway
     jvm = psutil.Process(gateway.proc.pid)
     workers = []

@@ -1,4 +1,4 @@
-"""A clock that stands still until somebody moves it."""
+"""A clock that moves only by calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class FakeClock:
-    """`common.clock.Clock` for one thread. `wait` lets `on_wait` do what other threads would do meanwhile."""
+    """`common.clock.Clock` for one thread. `wait` calls `on_wait` in place of other threads."""
 
     def __init__(self, now_ms: int = 1_000_000, wall_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms

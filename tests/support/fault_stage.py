@@ -1,4 +1,4 @@
-"""A real cluster behind proxies, on which faults are staged; every deed is noted on a timeline."""
+"""A real cluster behind proxies, for faults. A timeline notes each action."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FaultStage:
 
     @property
     def direct(self) -> str:
-        """Bootstrap servers past the proxies: for whoever checks, and where only brokers are harmed."""
+        """Bootstrap servers without the proxies: for checks, and for faults of brokers only."""
         return self.kafka.bootstrap_servers
 
     @property
@@ -77,7 +77,7 @@ class FaultStage:
     # ---- topics ------------------------------------------------------------------------------------------------------
 
     def new_topic(self, partitions: int = 1, **config: str | int) -> list[Place]:
-        """The places of a topic with as many replicas as there are nodes, all but one of which must be in sync."""
+        """Create a topic with a replica on each node. All replicas but one must be in sync. Return its partitions."""
         name, nodes = f"t{uuid.uuid4().hex[:10]}", len(self.proxies)
         self.kafka.create_topic(name, partitions, nodes, {"min.insync.replicas": max(1, nodes - 1), **config})
         return [(name, partition) for partition in range(partitions)]

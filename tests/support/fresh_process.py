@@ -1,4 +1,4 @@
-"""Runs a script in a Python of its own: one that has no Spark yet, or one that may not complain."""
+"""Runs a script in a new Python process: without Spark, or with warnings as errors."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def run_script(source: str, folder: Path, *arguments: str, **variables: str) -> 
 
 
 def run_strictly(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`source` where Python's warnings are errors, and stderr holds its own complaints alone.
+    """Run `source` with Python's warnings as errors. Only the interpreter writes to stderr.
 
-    The package's log goes to stdout: what brokers ask patience for may be told there.
+    The package's log goes to stdout, because a slow broker may cause log lines.
     """
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", _LOG_TO_STDOUT + source, *arguments],

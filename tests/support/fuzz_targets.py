@@ -85,7 +85,7 @@ _USE: Mapping[int, Callable[[Any], object]] = {
 
 
 class _Pieces:
-    """A transport that hands over what it was given, in pieces that the first bytes tell."""
+    """A transport that returns its data in pieces. The first bytes give their sizes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
@@ -183,7 +183,7 @@ _SPOKEN = struct.pack(">hihhhhhh", 0, 2, 17, 0, 1, 36, 0, 2)
 
 
 def login(data: bytes) -> None:
-    """An answer in the SASL exchange; the first byte tells to what."""
+    """A response in the SASL exchange; the first byte chooses the request."""
     if not data:
         return
     authenticator = SaslAuthenticator(

@@ -100,7 +100,7 @@ class History:
         return list(dict.fromkeys(found))
 
     def ending(self, record: Sent) -> Outcome:
-        """Whether readers under read_committed have to see the record."""
+        """Return whether readers under read_committed must see the record."""
         if record.transaction is None:
             return record.outcome
         ended = (self.transactions or {}).get(record.transaction, Outcome.NO)

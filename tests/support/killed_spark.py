@@ -40,7 +40,7 @@ _HOLD_S: Final = 120
 
 
 def kill_session(leader: int) -> None:
-    """SIGKILL for every process of a session, the caller last if it is one of them."""
+    """Kill every process of a session; the caller last if it belongs to the session."""
     own, session = os.getpid(), os.getsid(leader)
     for process in psutil.process_iter():
         try:
@@ -81,7 +81,7 @@ class KilledDriver(ExactlyOnceDriver):
 
 
 def hold(point: str) -> None:
-    """Stop here if that is wanted; the file's new name tells the process. Raises TimeoutError if nobody kills it."""
+    """Stop here if the test requests it. The file's new name has the process id. Raises TimeoutError without a kill."""
     if HOLDS not in os.environ:
         return
     wanted = Path(os.environ[HOLDS]) / point

@@ -1,4 +1,4 @@
-"""How late a busy machine wakes the threads of this process: what limits of time in tests allow besides their own."""
+"""How late a busy machine wakes the threads of this process. Time limits in tests allow for it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Lateness(Background):
 
 
 class Stopwatch(Lateness):
-    """What the block inside takes: `took_s` by the clock, `own_s` without what the machine was late meanwhile."""
+    """The time that the block takes: `took_s` by the clock, `own_s` without the lateness of the machine."""
 
     took_s = own_s = 0.0
 

@@ -106,7 +106,7 @@ def read_values(
 def committed_offset(
     bootstrap_servers: str, group: str, topic: str, partition: int = 0, *, timeout_s: float = 30.0
 ) -> tuple[int, str | None]:
-    """A group's offset and the text that goes with it; (-1001, None) where there is none."""
+    """Return a group's offset and its metadata text; (-1001, None) if the group has no offset."""
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group})
     try:
         (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=timeout_s)

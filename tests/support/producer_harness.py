@@ -1,6 +1,6 @@
 """A whole producer in one thread: real parts over the fake selector, a scripted cluster and a fake clock.
 
-The test sends, and runs the Sender turn by turn. A send that waits (for metadata, for memory) runs turns meanwhile.
+The test sends, and runs the Sender turn by turn. A send that waits (for metadata, for memory) runs turns.
 Everything follows from the seed.
 """
 
@@ -67,7 +67,7 @@ class Delivery:
 
     @property
     def place(self) -> RecordMetadata:
-        """What the callback got, whatever the outcome."""
+        """The metadata that the callback got, also with an error."""
         return self.calls[0][0]
 
 
@@ -222,7 +222,7 @@ class ProducerHarness:
         self.run_until(lambda: all(delivery.is_settled for delivery in self.deliveries), limit_ms)
 
     def flush(self, limit_ms: int = 300_000) -> None:
-        """Flush as an application thread does, with the Sender's turns meanwhile."""
+        """Flush as an application thread does, and run the Sender's turns."""
 
         def wait(batch: ProducerBatch) -> bool:
             self.run_until(lambda: batch.is_done, limit_ms)

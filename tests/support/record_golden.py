@@ -1,4 +1,4 @@
-"""The golden vectors of the Java client, and records in one plain shape, whoever has read them."""
+"""The golden vectors of the Java client, and records in one plain shape for all readers."""
 
 from __future__ import annotations
 

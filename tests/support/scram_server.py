@@ -1,4 +1,4 @@
-"""A SCRAM server written from RFC 5802 alone, and one that can be told to misbehave."""
+"""A SCRAM server by RFC 5802. It misbehaves on request."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ Start = Callable[..., Scripted]
 
 
 def outcome_by(deadline_s: float, producer: KafkaProducer, records: list[Sent]) -> None:
-    """Every record has its outcome within this time, whatever it is; how late the machine was is not counted."""
+    """Every record has an outcome within this time. The lateness of the machine does not count."""
     with Stopwatch() as watch:
         producer.flush(deadline_s + _LATEST_S)
     assert watch.own_s <= deadline_s, f"{watch.took_s:.2f} s"

@@ -183,13 +183,13 @@ class TcpProxy:
             self._cut_at[way] = (self.passed[way] + count, reset)
 
     def refuse(self) -> None:
-        """Cut, and let nobody connect."""
+        """Close all connections and refuse new ones."""
         with self._order():
             self.cut(reset=True)
             self._stop_listening()
 
     def half_open(self) -> None:
-        """Open connections are dead and neither side is told; new ones are as usual."""
+        """Open connections carry no more bytes and stay open; new ones work."""
         with self._order():
             for connection in self._connections:
                 for each in (connection.client, connection.server):

@@ -41,7 +41,7 @@ def whole_transaction(harness: TransactionHarness) -> None:
 
 
 def finish(harness: TransactionHarness) -> None:
-    """Everything in its place, whatever happened on the way, and the next transaction works."""
+    """Check that the records and offsets are committed once, and that the next transaction works."""
     if harness.committed() == []:
         whole_transaction(harness)
     assert harness.committed() == [b"a"]

@@ -1,7 +1,6 @@
-"""A thread that sends numbered records, by rows and by columns, while something is done to the brokers; and what became
-of each, as a history.
+"""A thread that sends numbered records, by rows and by columns, during faults; and the outcome of each, as a history.
 
-The workload's thread sends; the producer's tells outcomes; the test's waits and checks.
+The workload's thread sends, the producer's thread reports outcomes, and the test's thread waits and checks.
 """
 
 from __future__ import annotations

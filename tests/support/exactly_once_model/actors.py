@@ -257,7 +257,7 @@ class ModelProducer:
 
 
 class ModelPool:
-    """Gives every task a new producer; one that is closed leaves its transaction as it is, which is the worst case."""
+    """Gives every task a new producer. A closed producer leaves its transaction open, which is the worst case."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -155,7 +155,7 @@ class TakesUnknownForCommitted(World):
 
 
 class TrustsAnyLaterMarker(ExactlyOnceDriver):
-    """Of whatever life of the prefix."""
+    """Of any life of the prefix."""
 
     def _check_markers(self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
         found = self._cluster.markers([task.transaction.transactional_id for task in tasks])

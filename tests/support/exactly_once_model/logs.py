@@ -46,7 +46,7 @@ class ModelLog:
                 self.changes += 1
 
     def committed(self) -> list[Any]:
-        """All that counts, whether a reader may see it already or not."""
+        """All committed entries, also those that a reader cannot see yet."""
         return [entry.value for entry in self.entries if entry.is_committed]
 
     def visible(self) -> list[Any]:

@@ -92,7 +92,7 @@ class NamedWrites(World):
         self._check_writes(begun)
 
     def _write(self, number: int) -> bool:
-        """Whether the name is free again."""
+        """Return whether the name is free again."""
         is_aborted = False
         try:
             batch_start = self._in_process(lambda driver: driver.begin())

@@ -194,7 +194,7 @@ class World:
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def request(self, name: str, effect: Callable[[], T]) -> T:
-        """One request of anybody, with its fault; the invariants are checked after it."""
+        """One request of a driver or a task, with its fault. Check the invariants after it."""
         number = len(self.requests)
         self.requests.append(name)
         fault = self.plan.get(number)
@@ -236,7 +236,7 @@ class World:
         self._pass(2 * TIMEOUT_MS)
 
     def run_other_driver(self) -> None:
-        """Whoever runs then goes on as if nothing had been."""
+        """Run another driver. The running one continues afterwards."""
         outer, self._in_task = self._in_task, 0
         self._drivers += 1
         if self._drivers <= 2:
@@ -270,7 +270,7 @@ class World:
             raise missing_topic(PREFIX, PLACE.topic)
 
     def _forget_all(self, effect: Callable[[], T]) -> T:
-        """For the first batch nothing is left by which that could be told from a first start."""
+        """Before the first batch nothing is left that distinguishes this from a first start."""
         if self.requests[-1] != COMMIT_LOG or not self.commit_log:
             return effect()
         self.lose_topic(is_made_again=True)
@@ -346,7 +346,7 @@ class World:
             self._check_complete()
 
     def _run_once(self) -> bool:
-        """Whether the query got through all its batches."""
+        """Return whether the query completed all its batches."""
         try:
             self._run_query()
         except (Crash, QueryFailedError):
@@ -476,7 +476,7 @@ class World:
         )
 
     def _is_verified(self, number: int) -> bool:
-        """Whether a driver had looked at every transaction of a batch that was not logged as finished by then."""
+        """Return whether a driver had described every transaction of a batch that was not logged as finished."""
         for name in reversed(self.requests[:number]):
             if name == COMMIT_LOG:
                 return False
@@ -492,7 +492,7 @@ class World:
         return [row for log in logs for row in log.committed()]
 
     def check(self) -> None:
-        """What holds at any time: no row counts twice, none of a batch that is not decided."""
+        """Check what holds at any time: no row counts twice, and no row of an undecided batch counts."""
         changes = sum(log.changes for log in self.cluster.logs.values())
         if changes == self._checked:
             return
@@ -546,7 +546,7 @@ def _quietly(effect: Callable[[], Any]) -> None:
 
 
 def _go_on(world: World) -> None:
-    """Nothing happens meanwhile."""
+    """Do nothing."""
 
 
 _MEANWHILE: Mapping[Fault, Callable[[World], None]] = {

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Api(NamedTuple):
-    """One API: what the broker does, and what it says when it refuses."""
+    """One API: the broker's action and its refusal."""
 
     respond: Callable[[ScriptedCluster, Exchange], Answer]
     refuse: Callable[[ScriptedCluster, Exchange, int], Mapping[str, Any]]

@@ -33,7 +33,7 @@ class Script:
     used: int = 0
 
     def applies_to(self, exchange: Exchange) -> bool:
-        """Whether the hook is up. Counts the request against `skip` and `times`."""
+        """Return whether the hook decides about this request. Count it against `skip` and `times`."""
         if exchange.api_key != self.api_key or self.node_id not in (None, exchange.node_id):
             return False
         if self.skip:
@@ -78,7 +78,7 @@ def lose_request() -> Hook:
 
 
 def lose_response() -> Hook:
-    """The request takes effect; nobody hears of it."""
+    """The request takes effect; its response is lost."""
     return lambda cluster, exchange, proceed: dataclasses.replace(proceed(), values=None)
 
 

@@ -34,7 +34,7 @@ class _Session:
 
 @dataclass
 class SaslListener:
-    """Who may come in, by what. A cluster has one as `cluster.sasl`; its nodes then want to know who asks."""
+    """The users and mechanisms of a cluster's listeners (`cluster.sasl`). With it the nodes require a login."""
 
     mechanisms: list[str] = field(default_factory=lambda: ["SCRAM-SHA-256"])
     users: dict[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class SaslListener:
     _sessions: dict[int, _Session] = field(default_factory=dict)
 
     def admits(self, exchange: Exchange) -> bool:
-        """Whether to answer at all."""
+        """Return whether the node answers the request."""
         session = self.session(exchange.connection)
         if exchange.api_key in _OPEN_TO_ALL:
             return not session.is_refused

@@ -173,7 +173,7 @@ class TransactionCoordinator:
             self._complete(held)
 
     def _fence(self, held: Transaction, now_ms: int) -> None:
-        """Abort in an epoch that nobody is told."""
+        """Abort in an epoch that no producer gets."""
         held.state = "PrepareAbort"
         held.last_epoch, held.epoch = _NONE, held.epoch + 1
         held.client_version = 2 if self._cluster.finalized_features.get("transaction.version", 0) >= 2 else 1

@@ -1,4 +1,4 @@
-"""What was promised, compared with what was heard and with what lies in the logs.
+"""Compares the producer's guarantees with the callbacks and the logs.
 
 It knows calls, callbacks and the brokers' logs, read by the brokers' own decoder; of the producer it asks only whether
 its memory is back and nothing is on its way.
@@ -162,7 +162,7 @@ def _is_same(call: Call, record: SentRecord, stored: BrokerRecord, place: Place)
 
 
 def _acknowledged(call: Call, logs: _Logs, acked: _Acknowledged, run: Simulation) -> Iterator[Finding]:
-    """Every acknowledged record of the call is where it was told to be; its place in the order goes to `acked`."""
+    """Check that every acknowledged record of the call is at its reported offset. Add its position to `acked`."""
     own = {record.number: index for index, record in enumerate(call.records)}
     unplaced: Counter[int] = Counter()
     for outcome in call.outcomes:

@@ -152,7 +152,7 @@ class Simulation:
         self._standstill_ms = 0
 
     def _pause(self) -> None:
-        """The whole process stands still, as in a suspended machine."""
+        """The whole process pauses, as on a suspended machine."""
         pause_ms = self._rng.choice(_PAUSES_MS)
         self._standstill_ms += pause_ms
         self.longest_pause_ms = max(self.longest_pause_ms, self._standstill_ms)
@@ -197,7 +197,7 @@ class Simulation:
         world.run_until(lambda: not world.client.has_in_flight_requests(), self.world.config.request_timeout_ms + 1)
 
     def _close(self) -> None:
-        """Close in the midst of it all: what there is still goes, or fails in its time."""
+        """Close with records under way: each one is sent, or fails in time."""
         self.world.timeline.note("close")
         self.world.producer.close()
         config = self.world.config

@@ -169,7 +169,7 @@ def _odd_answer(troubles: Troubles) -> str:
 
 
 def _lose_answers(troubles: Troubles) -> int:
-    """The next few batches are appended and nobody knows."""
+    """The next few batches are appended, and their responses are lost."""
     count = troubles.rng.choice((1, 2, 3, 5))
     hook = troubles.rng.choice((faults.lose_response(), hooks.answer_with(7), hooks.answer_with(20)))
     troubles.cluster.on(ApiKey.PRODUCE, hook, times=count)

@@ -53,7 +53,7 @@ def any_of(rng: random.Random, share: float) -> Chooses:
 
 
 def new_ones(cluster: ScriptedCluster) -> Chooses:
-    """Batches of which the log has nothing yet, and whose partition has nothing of a later sequence."""
+    """Choose batches that are not in the log, in partitions without a later sequence."""
 
     def is_new(topic: str, partition: int, data: bytes) -> bool:
         try:
@@ -72,7 +72,7 @@ def new_ones(cluster: ScriptedCluster) -> Chooses:
 
 
 def answer_with(error_code: int) -> Hook:
-    """Appended, but told otherwise: an error after which nobody knows."""
+    """The batch is appended, and the response has an error that leaves the outcome unknown."""
 
     def set_code(outcome: Mapping[str, Any]) -> Mapping[str, Any]:
         return (
@@ -131,7 +131,7 @@ def stale(remembered: Mapping[str, Any]) -> Hook:
 
 
 def snapshot(cluster: ScriptedCluster) -> Mapping[str, Any]:
-    """Metadata of everything as it is now, for `stale`."""
+    """Return the current metadata of all topics, for `stale`."""
     values = metadata.cluster_values(cluster)
     topics = [metadata.topic_values(cluster, topic) for topic in cluster.topics.values() if topic.is_visible]
     return values | {"topics": topics}
@@ -143,7 +143,7 @@ def _only_asked(exchange: Exchange, values: Mapping[str, Any]) -> Answer:
 
 
 def refuse_topics(error_code: int) -> Hook:
-    """Every topic is refused, the rest of the answer is as usual."""
+    """Every topic is refused; the other fields are as usual."""
 
     def hook(cluster: ScriptedCluster, exchange: Exchange, proceed: Proceed) -> Answer:
         values = dict(metadata.refuse(cluster, exchange, error_code))
@@ -153,5 +153,5 @@ def refuse_topics(error_code: int) -> Hook:
 
 
 def nobody_there() -> Hook:
-    """A broker that is just starting and knows of nobody."""
+    """A broker that is starting and knows no other broker."""
     return change(lambda values: {**values, "brokers": [], "topics": []})

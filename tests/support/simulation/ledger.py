@@ -1,4 +1,4 @@
-"""What the application handed over and what it heard: the one side that the checker compares with the logs."""
+"""The application's sends and their callbacks. The checker compares them with the logs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SentRecord:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a callback told, of `count` records from `base_offset` on."""
+    """The result of a callback, for `count` records from `base_offset` on."""
 
     at_ms: int
     partition: int
@@ -54,7 +54,7 @@ class Call:
 
     @property
     def settled(self) -> int:
-        """Records that callbacks told of, counted as often as they were told of."""
+        """The number of records in callbacks, with repetitions."""
         return sum(outcome.count for outcome in self.outcomes)
 
     @property

@@ -33,7 +33,7 @@ class StuckError(BaseException):
 
 
 class Asked:
-    """An exchange, told when asked: api, node, and the batches of a Produce."""
+    """An exchange as text: API, node, and the batches of a Produce. Formatted only when printed."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -50,7 +50,7 @@ class Asked:
 
 
 class Answered:
-    """What goes back, told when asked."""
+    """The replies as text. Formatted only when printed."""
 
     def __init__(self, exchange: Exchange, replies: list[Reply]) -> None:
         self._exchange = exchange
@@ -112,7 +112,7 @@ class _Selector(FakeSelector):
 
 
 class _Cluster(ScriptedCluster):
-    """One that tells the timeline what reached it and what it answers, and remembers who led what."""
+    """A scripted cluster that notes requests and responses on the timeline, and keeps the leaders of each epoch."""
 
     timeline: Timeline
 
@@ -136,7 +136,7 @@ class _Cluster(ScriptedCluster):
 
 
 class Timeline:
-    """What happened, told when asked."""
+    """The events in order. Formatted only when printed."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock

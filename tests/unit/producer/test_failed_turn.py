@@ -202,7 +202,7 @@ def test_flush_does_not_wait_for_ended_thread() -> None:
 
 
 class Watched(SystemClock):
-    """Nobody but a Sender whose turn has failed sleeps."""
+    """Only a Sender whose turn has failed sleeps."""
 
     def __init__(self) -> None:
         self.slept = threading.Event()

@@ -286,8 +286,8 @@ def test_nothing_follows_a_partitions_first_batch_until_it_is_acknowledged() -> 
 
 
 def test_no_new_batch_follows_a_retry_to_a_recreated_topic() -> None:
-    """Its leader knows nothing of the producer then, as with the first batch of all: what it took behind one that it
-    refused would be in the log before that, and, with the answer lost, again behind it.
+    """The leader has no state of the producer then, as before the first batch. It would append a later batch before the
+    refused one, and append it again after a lost response.
     """
     harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, forget_and_refuse, times=1)

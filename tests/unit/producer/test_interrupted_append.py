@@ -343,7 +343,7 @@ def test_records_in_a_batch_with_failed_rows_get_the_cause(monkeypatch: pytest.M
 
 
 def test_ctrl_c_in_a_callback_is_raised_after_all_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: it was logged as the callback's failure and lost, as on the Sender's thread, which hears none."""
+    """Bug: Ctrl-C was logged as the callback's failure and lost. The Sender's thread gets no Ctrl-C."""
     harness = lingering()
 
     def interrupted(*_: object) -> None:

@@ -792,7 +792,7 @@ def test_send_waiting_for_memory_ends_with_the_close() -> None:
 
 
 def test_forked_child_cannot_use_the_producer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 43. Bug: its repr waited for ever for a lock that was taken at the fork."""
+    """Row 43. Bug: repr waited without end for a lock that another thread held at the fork."""
     harness = warm()
     parent = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: -1)

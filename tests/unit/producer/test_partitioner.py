@@ -1,4 +1,4 @@
-"""The sticky partitioner: how long it stays, where it goes next, whom it passes over (KIP-480, KIP-794)."""
+"""The sticky partitioner: how long it keeps a partition, which one is next, which ones it avoids (KIP-480, KIP-794)."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ CODEC = codec_for("zstd")
 
 
 def batch_of(size: int, noise: float = 0.0, topic: str = "flights") -> ProducerBatch:
-    """A batch of about `size` bytes, of which the share `noise` is random."""
+    """A batch of about `size` bytes. The share `noise` of them is random."""
     batch = ProducerBatch(TopicPartition(topic, 0), 0, 10 * BATCH_SIZE, 0)
     source = random.Random(size)
     noisy = int(size * noise)
@@ -30,7 +30,7 @@ def batch_of(size: int, noise: float = 0.0, topic: str = "flights") -> ProducerB
 
 
 def learn(sizes: BatchSizes, noise: float, size: int = BATCH_SIZE, topic: str = "flights") -> float:
-    """Tell of such a batch; gives what was left of it."""
+    """Report such a batch; return its compressed share."""
     batch = batch_of(size, noise, topic)
     batch.seal(CODEC)
     sizes.learn(batch)

@@ -49,7 +49,7 @@ def new_topics(metadata: ProducerMetadata) -> set[str]:
 
 
 def answer(metadata: ProducerMetadata, clock: FakeClock, *topics: str) -> bool:
-    """Answer what is asked for now with these topics; whether it was a part."""
+    """Answer the next request with these topics. Return whether it was partial."""
     _, version, is_partial = metadata.new_metadata_request_and_version(clock.now_ms())
     metadata.update(version, response(*topics), is_partial, clock.now_ms())
     return is_partial

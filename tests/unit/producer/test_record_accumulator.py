@@ -821,7 +821,7 @@ def test_queued_and_in_flight_batches_expire() -> None:
 
 
 def test_batches_expiring_together_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Sender holds the lock meanwhile: each of 32,000 looked for among all of them took it 6.5 s."""
+    """The Sender holds the lock: a search for each of 32,000 batches among all of them took 6.5 s."""
     rig = Rig(batch_size=1)
     for _ in range(500):
         rig.append(0)

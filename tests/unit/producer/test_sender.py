@@ -1131,7 +1131,7 @@ def test_partition_of_an_unavailable_broker_is_skipped() -> None:
 
 
 def test_broker_without_waiting_records_is_tried_again() -> None:
-    """Else it would be passed over for ever: records without a key come only where the broker keeps up."""
+    """Otherwise the partitioner would never choose the partition again: it avoids partitions with long queues."""
     harness = warm(
         {**SHORT, "batch.size": "1", "partitioner.availability.timeout.ms": "500"}, node_count=2, topics={TOPIC: 2}
     )
@@ -1207,8 +1207,8 @@ def test_refused_producer_is_not_used_again(is_idempotent: bool, do_records_wait
 
 
 def test_with_one_in_flight_an_expired_batch_holds_its_partition() -> None:
-    """Kafka's SenderTest.testWhenFirstBatchExpireNoSendSecondBatchIfGuaranteeOrder. The leader moves meanwhile, so that
-    only the muted partition keeps the second batch back.
+    """Kafka's SenderTest.testWhenFirstBatchExpireNoSendSecondBatchIfGuaranteeOrder. The leader changes, so that only
+    the muted partition holds the second batch back.
     """
     ordered = {"enable.idempotence": "false", "max.in.flight.requests.per.connection": "1", "batch.size": "1"}
     times = {"delivery.timeout.ms": "3000", "request.timeout.ms": "2900", "linger.ms": "0", "retry.backoff.ms": "1000"}

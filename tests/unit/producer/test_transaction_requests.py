@@ -171,7 +171,7 @@ def answer(api_key: int, version: int, values: dict[str, Any]) -> Any:
 
 
 def done(_: object) -> None:
-    """Nobody listens."""
+    """A callback that does nothing."""
 
 
 @pytest.mark.parametrize(

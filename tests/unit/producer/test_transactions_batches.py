@@ -100,8 +100,8 @@ def test_removed_log_head_costs_the_transaction_without_a_retry(version: int) ->
     ],
 )
 def test_an_error_says_whether_the_producer_can_go_on(version: int, error_code: int, is_fatal: bool) -> None:
-    """Bug: its class said so alone. Who aborts and tries again unless `fatal` gave up after INVALID_TXN_STATE from
-    a leader, and tried for ever after INVALID_PRODUCER_ID_MAPPING.
+    """Bug: only the class had `fatal`. A caller that retries unless `fatal` gave up after INVALID_TXN_STATE from a
+    leader, and retried without end after INVALID_PRODUCER_ID_MAPPING.
     """
     harness = warm(version)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(error_code))

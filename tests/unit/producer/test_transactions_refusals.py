@@ -77,7 +77,7 @@ def test_past_refusal_explains_no_later_error(caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.parametrize("first_attempt", [None, faults.close_before(), faults.close_after()])
 def test_abort_does_not_wait_for_deleted_partition(first_attempt: faults.Hook | None) -> None:
-    """Its coordinator would refuse it for ever. An attempt that was not answered may have begun the transaction."""
+    """The coordinator would always refuse it. An attempt without a response may have begun the transaction."""
     settings = {"delivery.timeout.ms": "4000", "request.timeout.ms": "1000"}
     harness = TransactionHarness(1, settings, partitions=2).started()
 

@@ -1,4 +1,4 @@
-"""The ledger of the fault matrix finds what it is there for, and what is waited for are acknowledgements."""
+"""The ledger of the fault matrix finds each kind of anomaly, and the workload waits for acknowledgements."""
 
 from __future__ import annotations
 
