@@ -23,8 +23,9 @@ from support.spark_workers import python_workers
 from support.tcp_proxy import Way
 from support.workload import Workload, draw_settings, finish
 
-from spark_kafka_sink.common.errors import ProducerClosedError, TransactionAbortedError
+from spark_kafka_sink.common.errors import KafkaTimeoutError, ProducerClosedError, TransactionAbortedError
 from spark_kafka_sink.local import Admin, EmbeddedKafka
+from spark_kafka_sink.producer.futures import FutureRecordMetadata
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
@@ -61,6 +62,7 @@ def test_row_44_idle_worker_ended(spark: SparkSession, one_node: FaultStage, kin
 
 STALLED = """
 import json, os, sys, threading, time
+from spark_kafka_sink.producer.futures import FutureRecordMetadata
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 
 servers, topic = sys.argv[1:]
@@ -181,6 +183,18 @@ SITUATIONS: dict[str, Callable[[FaultStage], None]] = {
 }
 
 
+def sent_until_it_blocks(producer: KafkaProducer, topic: str) -> list[FutureRecordMetadata]:
+    """Send 2,000 records, or fewer if the producer has found out that no broker answers: then each send would wait for
+    max.block.ms.
+    """
+    futures: list[FutureRecordMetadata] = []
+    for _ in range(2_000):
+        futures.append(producer.send(topic, b"." * 1_000, partition=0))
+        if futures[-1].done() and isinstance(futures[-1].exception(), KafkaTimeoutError):
+            break
+    return futures
+
+
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("transactional_id", [None, "id"], ids=["idempotent", "transactional"])
 def test_row_52_close_in_trouble(
@@ -188,7 +202,7 @@ def test_row_52_close_in_trouble(
 ) -> None:
     """Close with a timeout returns by then, every future has its outcome, and the fixture finds nothing left."""
     ((topic, _),) = one_node.new_topic()
-    settings: dict[str, object] = {"send.buffer.bytes": 4_096}
+    settings: dict[str, object] = {"send.buffer.bytes": 4_096, "max.block.ms": 2_000}
     if transactional_id is not None:
         settings["transactional.id"] = f"{transactional_id}-{topic}"
     producer = start_producer(one_node.proxied, **settings)
@@ -197,7 +211,7 @@ def test_row_52_close_in_trouble(
         producer.begin_transaction()
     producer.send(topic, b"first", partition=0).result(30)
     SITUATIONS[situation](one_node)
-    futures = [producer.send(topic, b"." * 1_000, partition=0) for _ in range(2_000)]
+    futures = sent_until_it_blocks(producer, topic)
     with Stopwatch() as watch:
         producer.close(timeout=1.5)
     failed = [future.exception() for future in futures if future.exception() is not None]
@@ -205,5 +219,6 @@ def test_row_52_close_in_trouble(
     assert watch.own_s < 2.0
     assert all(future.done() for future in futures)
     kinds = {type(error) for error in failed}
-    assert kinds <= ({ProducerClosedError, TransactionAbortedError} if transactional_id else {ProducerClosedError})
+    expected = {ProducerClosedError, KafkaTimeoutError} | ({TransactionAbortedError} if transactional_id else set())
+    assert kinds <= expected
     assert transactional_id or bool(failed) == (situation != "well")
