@@ -1131,7 +1131,7 @@ def test_partition_of_an_unavailable_broker_is_skipped() -> None:
 
 
 def test_broker_without_waiting_records_is_tried_again() -> None:
-    """Otherwise the partitioner would never choose the partition again: it avoids partitions with long queues."""
+    """Otherwise the producer would avoid the node without end: no record without a key would go there."""
     harness = warm(
         {**SHORT, "batch.size": "1", "partitioner.availability.timeout.ms": "500"}, node_count=2, topics={TOPIC: 2}
     )
