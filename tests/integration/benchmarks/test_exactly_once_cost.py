@@ -22,7 +22,7 @@ from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = ROOT / "benchmarks" / "exactly_once_cost.py"
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "exactly-once.md"
 PHASES = ("begin", "tasks", "commit")
 WARM_UP = 2
 FEW, MORE = 2, 3
