@@ -160,7 +160,7 @@ class NamedWrites(World):
                 raise ViolationError(f"Write {number} ended well, and readers see {found}")
             is_excused = bool(losses) or bool(TOPIC_FAULTS & set(self.plan.values()))
             if found not in ([], wanted) and not is_excused:
-                raise ViolationError(f"Write {number} is torn, and nobody was told: {found}")
+                raise ViolationError(f"Write {number} is torn, without an error: {found}")
 
 
 class NamedWritesWithOldTasks(NamedWrites):
