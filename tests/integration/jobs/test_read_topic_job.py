@@ -79,4 +79,4 @@ def test_the_records_can_be_written_to_a_file(
 def test_another_kind_of_file_is_refused(kafka_broker: Admin, topic: str) -> None:
     job = run(kafka_broker, topic, "--output", "records.xlsx")
     assert job.returncode == 2
-    assert "ending in .parquet or .json" in job.stderr
+    assert "must end in .parquet or .json" in job.stderr
