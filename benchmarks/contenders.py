@@ -80,7 +80,7 @@ def seconds_since(before: Mapping[int, float], now: Mapping[int, float]) -> floa
 
 
 def worker_peak_bytes() -> int:
-    """Return the highest resident memory of one of Spark's Python workers; 0 if there is none."""
+    """Return the highest resident memory of one of Spark's Python workers; 0 if none exists."""
     tree = own_tree()
     daemons = {process.pid for process in tree if b"pyspark.daemon" in read(Path(f"/proc/{process.pid}/cmdline"))}
     peaks = [0]

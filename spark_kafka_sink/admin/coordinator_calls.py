@@ -170,7 +170,7 @@ class CoordinatorLookup:
         self._nodes.pop((key_type, key), None)
 
     def send(self, key_type: int, keys: Sequence[str]) -> list[LookupFlight]:
-        """Ask the least loaded node, in one request if it takes several keys. The list is empty if there is none."""
+        """Ask the least loaded node, in one request if it takes several keys. The list is empty if none exists."""
         node = self._client.least_loaded_node()
         if node is None:
             return []

@@ -402,7 +402,7 @@ class TopicTail:
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _reader(self, timer: Timer, wanted: str) -> TopicReader:
-        """Return a reader for the time that is left. Raises KafkaTimeoutError if there is none."""
+        """Return a reader for the time that is left. Raises KafkaTimeoutError if none exists."""
         timer.update()
         if timer.is_expired:
             raise KafkaTimeoutError(f"{wanted} was not read within {timer.timeout_ms} ms.")

@@ -14,7 +14,7 @@ from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
 from spark_kafka_sink.network.transport import Address
 
 Resolver = Callable[[str, int], Sequence[Address]]
-"""(host, port) → all addresses of the host, the preferred one first. Raises KafkaError if there is none."""
+"""(host, port) → all addresses of the host, the preferred one first. Raises KafkaError if none exists."""
 
 
 class ConnectionState(enum.Enum):

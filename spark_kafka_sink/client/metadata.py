@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class LeaderAndEpoch(NamedTuple):
-    """A partition's leader and its epoch. The leader is None if there is none or its address is not known."""
+    """A partition's leader and its epoch. The leader is None if none exists or its address is not known."""
 
     leader: Node | None
     epoch: int | None

@@ -103,7 +103,7 @@ def major_version(version: str) -> int | None:
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     """Return `$JAVA_HOME/bin/java` if JAVA_HOME is set, else the first `java` on PATH.
 
-    Raises LocalBrokerError if there is none, if it does not run, or if it is older than Java 17.
+    Raises LocalBrokerError if none exists, if it does not run, or if it is older than Java 17.
     """
     java_home = environment.get("JAVA_HOME")
     found = Path(java_home, "bin", "java") if java_home else shutil.which("java", path=environment.get("PATH"))

@@ -303,7 +303,7 @@ class ProducerIdentity:
         return refusal
 
     def bump_epoch_if_needed(self, has_undrained: Callable[[], bool]) -> None:
-        """Begin a new epoch if a partition must start again, and ask for a producer id if there is none.
+        """Begin a new epoch if a partition must start again, and ask for a producer id if none exists.
 
         After a refusal the producer asks only if records wait for the id (`has_undrained`).
         """

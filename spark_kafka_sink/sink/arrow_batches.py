@@ -152,7 +152,7 @@ def _may_run_python(df: DataFrame, context: SparkContext) -> bool:
 
 
 def _plan_of_stream(df: DataFrame, context: SparkContext) -> Any | None:
-    """The plan of the streaming query that this thread belongs to, as in `foreachBatch`; None if there is none. The
+    """The plan of the streaming query that this thread belongs to, as in `foreachBatch`; None if none exists. The
     DataFrame of a micro-batch shows only an RDD.
     """
     query = running_query(df, context)

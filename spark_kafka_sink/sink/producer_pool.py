@@ -97,7 +97,7 @@ class ProducerPool:
         """By the producer's id; also failed ones that tasks still use."""
 
     def acquire(self, config: ProducerConfig) -> Producer:
-        """The producer of `config`. A new one is made if there is none. Raises the errors of its constructor."""
+        """The producer of `config`. A new one is made if none exists. Raises the errors of its constructor."""
         key = config.canonical()
         retired: list[Producer] = []
         try:

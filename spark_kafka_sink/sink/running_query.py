@@ -58,12 +58,12 @@ def context_of_thread(session: object) -> SparkContext | None:
 
 
 def query_id_of(context: SparkContext) -> str | None:
-    """The id of the streaming query that this thread belongs to, as in `foreachBatch`; None if there is none."""
+    """The id of the streaming query that this thread belongs to, as in `foreachBatch`; None if none exists."""
     return context.getLocalProperty(QUERY_ID)
 
 
 def running_query(df: DataFrame, context: SparkContext) -> Any | None:
-    """Spark's object of the streaming query that this thread belongs to; None if there is none."""
+    """Spark's object of the streaming query that this thread belongs to; None if none exists."""
     query_id = query_id_of(context)
     if query_id is None:
         return None

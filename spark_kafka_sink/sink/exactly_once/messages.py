@@ -250,7 +250,7 @@ class BatchStart:
     """The start of one batch, from its driver to its tasks: the driver is the only current one of the prefix.
 
     `driver` is the transaction in which the driver will decide, `place` the partition of the decision topic.
-    `last_batch_id` is the last batch decided under the prefix, None if there is none, and `last_query_id` is its query,
+    `last_batch_id` is the last batch decided under the prefix, None if none exists, and `last_query_id` is its query,
     empty for a batch write. The other `last_` fields are those of that batch's `Decision`. `is_adopted`: an operator
     allowed a prefix without a decision to begin at any batch.
     """

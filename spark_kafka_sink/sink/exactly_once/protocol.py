@@ -329,7 +329,7 @@ class ExactlyOnceDriver:
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _read_records(self) -> PrefixRecords:
-        """Read the records of the prefix. Raises IllegalStateError if there is none: every driver has left a record
+        """Read the records of the prefix. Raises IllegalStateError if none exists: every driver has left a record
         before it began.
         """
         found = self._cluster.last_records()
