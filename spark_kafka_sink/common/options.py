@@ -2,7 +2,7 @@
 
 A row of the table is a dataclass field, made by `option`. Its metadata have its parser and its meaning. A parser turns
 the value of a caller, text or typed, into a value of the right type, or raises RefusalError with what it must be.
-`read_properties` reads settings from a file. `nearest` finds the known name that is most similar to a wrong one.
+`nearest` finds the known name that is most similar to a wrong one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import re
 import sys
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from types import MethodType
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -417,43 +416,3 @@ def _edits(one: str, other: str) -> int:
                 row[j] = min(row[j], before[j - 2] + 1)
         before, last = last, row
     return last[-1]
-
-
-def read_properties(path: Path) -> dict[str, str]:
-    """Read `name=value` lines of a file in UTF-8, such as the options of a query.
-
-    As in java.util.Properties, # and ! begin a comment, and a backslash at the end continues the line. But only `=`
-    separates name and value, and a backslash escapes nothing, because values may be SQL or passwords. Raises
-    ConfigError with the file and the line, and OSError.
-    """
-    found: dict[str, str] = {}
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8: {error}.") from None
-    for number, line in _logical_lines(text):
-        name, equals, value = line.partition("=")
-        if not equals:  # not shown: it may be the second line of a key
-            raise ConfigError(
-                f"{path}: line {number} is not name=value. Where it goes on from the line before, that one ends with a"
-                " backslash."
-            )
-        found[name.strip()] = value.strip()
-    return found
-
-
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines that are not blank or comments, each with the number of its last physical line.
-
-    A comment has no continuation, and a continued line contains no comment.
-    """
-    begun, number = "", 0
-    for number, line in enumerate(map(str.lstrip, text.splitlines()), start=1):
-        if begun or not line.startswith(("#", "!")):
-            begun += line.removesuffix("\\")
-            if not line.endswith("\\"):
-                if begun.strip():
-                    yield number, begun.strip()
-                begun = ""
-    if begun.strip():
-        yield number, begun.strip()

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from spark_kafka_sink.common.options import read_properties
+from spark_kafka_sink.sink.properties_file import read_properties
 
 JOBS = Path(__file__).resolve().parents[3] / "jobs"
 
@@ -70,7 +70,7 @@ def test_changed_cell_is_found(
 
 def test_every_column_of_the_source_is_compared(demo: Any) -> None:
     """Bug: eight columns were not compared, although the demo reported all."""
-    settings = read_properties(JOBS.parent / "conf" / "flights.properties")
+    settings = read_properties(JOBS.parent / "conf" / "flights.properties").values
     names = [column.split()[0] for column in settings["source.schema"].split(",")]
     assert names == ["row_number", *demo.COMPARED]
 
