@@ -145,15 +145,13 @@ def write_files(lines: list[bytes], folder: Path) -> None:
 class Job:
     """The job in processes of its own, all in one process group. A context manager, which kills what is left of it."""
 
-    def __init__(self, servers: str, source: Path, checkpoint: Path) -> None:
-        self._command = [sys.executable, str(HERE / "stream_to_kafka.py")]
-        self._command += [
-            "--properties",
-            str(HERE.parent / "conf" / "flights.properties"),
-            "--spark",
-            "master=local[2]",
-        ]
-        self._command += ["--path", str(source), "--checkpoint", str(checkpoint), "--bootstrap-servers", servers]
+    def __init__(self, servers: str, folder: Path) -> None:
+        """`folder` has the flights, and takes the checkpoint and the temporary files, which a killed Spark leaves."""
+        java = f"driver.extraJavaOptions=-Djava.io.tmpdir={folder} -XX:-UsePerfData"
+        self._command = [sys.executable, str(HERE / "stream_to_kafka.py"), "--bootstrap-servers", servers]
+        self._command += ["--properties", str(HERE.parent / "conf" / "flights.properties")]
+        self._command += ["--path", str(folder / "flights"), "--checkpoint", str(folder / "checkpoint")]
+        self._command += ["--spark", "master=local[2]", "--spark", f"local.dir={folder / 'spark'}", "--spark", java]
         self.lines: list[str] = []
         """The lines that the job has printed."""
 
@@ -322,7 +320,7 @@ def main() -> int:
     started = time.monotonic()
     with TemporaryDirectory(prefix="flights-") as folder:
         step(f"Writing the flights into {FILES} CSV files")
-        source, checkpoint = Path(folder, "flights"), Path(folder, "checkpoint")
+        source = Path(folder, "flights")
         source.mkdir()
         lines = flights_csv()
         write_files(lines, source)
@@ -333,7 +331,7 @@ def main() -> int:
             kafka.create_topic(TOPIC, partitions=PARTITIONS, config={"retention.ms": -1})
             step(f"Streaming {len(lines) - 1:,} flights into topic {TOPIC} on {servers}, exactly once")
             with topic_reader(servers, TOPIC, "demo") as reader:
-                job, killed = stream_with_a_kill(lambda: Job(servers, source, checkpoint), reader)
+                job, killed = stream_with_a_kill(lambda: Job(servers, Path(folder)), reader)
                 step("Reading the topic back")
                 end, ends = Seen.by(reader), Ends.by(reader)
         step("Comparing it with the input")

@@ -142,7 +142,7 @@ def test_job_that_ends_before_the_kill_fails_the_demo(demo: Any) -> None:
 
 
 def test_failed_job_ends_the_demo_with_its_log(demo: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    job = demo.Job("h:1", tmp_path, tmp_path)
+    job = demo.Job("h:1", tmp_path)
     job._command = [sys.executable, "-c", "import sys; print('a line'); sys.exit('Spark says why')"]
     with job, pytest.raises(SystemExit, match="The job ended with code 1"):
         job.wait()
