@@ -203,10 +203,13 @@ class Job:
 
 
 def await_open_transaction(job: Job, reader: TopicReader) -> None:
-    """Wait until the topic has flights of a finished batch, and flights of a transaction that is open."""
+    """Wait until a batch is finished, and the next one has flights in open transactions and none that is committed."""
+    finished = 0
     while not job.has_ended:
         ends = Ends.by(reader)
-        if 0 < ends.stable < ends.all:
+        if ends.stable == ends.all:
+            finished = ends.stable
+        elif 0 < finished == ends.stable:
             return
         time.sleep(LOOK_S)
     job.wait()
@@ -222,7 +225,7 @@ def stream_with_a_kill(make_job: Callable[[], Job], reader: TopicReader) -> tupl
     seen = Seen.by(reader)
     console.print(f"  A consumer with isolation.level=read_committed sees  {seen.committed.num_rows:>9,} flights.")
     console.print(f"  An ordinary one, with read_uncommitted, sees         {seen.uncommitted.num_rows:>9,} flights:")
-    console.print(f"  {seen.hidden:,} of them belong to transactions that the killed job left open.")
+    console.print(f"  {seen.hidden:,} of them are in transactions that the killed job left open.")
     step("Starting the job again: its driver settles these transactions, then goes on from the checkpoint")
     with make_job() as job:
         job.wait()

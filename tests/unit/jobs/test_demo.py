@@ -127,13 +127,14 @@ class FakeReader:
         return dict.fromkeys(partitions, self.ends[self.looks][1])
 
 
-def test_job_is_killed_when_a_batch_is_finished_and_another_one_open(
+def test_job_is_killed_when_a_batch_is_finished_and_nothing_of_the_next_committed(
     demo: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo.time, "sleep", lambda _: None)
-    reader = FakeReader((0, 0), (0, 5), (9, 9), (9, 12), (9, 15))
+    first_batch, next_batch = [(0, 0), (0, 5), (4, 9), (9, 9)], [(13, 18), (18, 18), (18, 20)]
+    reader = FakeReader(*first_batch, *next_batch)
     demo.await_open_transaction(SimpleNamespace(has_ended=False), reader)
-    assert reader.looks == 4
+    assert reader.looks == 7
 
 
 def test_job_that_ends_before_the_kill_fails_the_demo(demo: Any) -> None:
