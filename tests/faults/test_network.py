@@ -233,7 +233,7 @@ def test_row_11_slices_and_ends_in_mid_response(one_node: FaultStage, start_prod
 
 @pytest.mark.quick
 def test_row_05_brokers_have_moved(timeline: object, start_producer: StartProducer, seed: int) -> None:
-    """Every broker in the metadata is gone for good; bootstrap.servers leads to the new ones (KIP-899)."""
+    """Every broker in the metadata is gone permanently; bootstrap.servers leads to the new ones (KIP-899)."""
     cluster = ScriptedCluster()
     cluster.create_topic("t")
     with ScriptedServer(cluster) as server, TcpProxy(server.bootstrap_servers[0]) as proxy:

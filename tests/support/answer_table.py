@@ -30,14 +30,14 @@ ONE_EACH = {"batch.size": 1}
 
 
 class Stage(Protocol):
-    """A producer of its own, and the scripted cluster that it writes to: one topic with two partitions."""
+    """A producer and the scripted cluster that it writes to: one topic with two partitions."""
 
     def send(self, number: int = 1, partition: int = 0) -> None:
-        """Send so many records."""
+        """Send that many records."""
         ...
 
     def deliver(self, number: int = 1, partition: int = 0) -> None:
-        """Send so many records, and see each record so far acknowledged."""
+        """Send that many records, and check that every record so far is acknowledged."""
         ...
 
     def on(self, api_key: int, hook: faults.Hook, times: int | None = 1) -> object:
@@ -55,7 +55,7 @@ class Stage(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """A row of the fault matrix, a name, and what happens between the first record and the last."""
+    """A row of the fault matrix, a name, and the fault between the first record and the last."""
 
     row: int
     name: str
@@ -101,7 +101,7 @@ def partition_of_another(rng: random.Random) -> faults.Hook:
     return faults.change(lambda values: values | {"responses": [extra, *values["responses"]]})
 
 
-# ---- what happens ----------------------------------------------------------------------------------------------------
+# ---- faults --------------------------------------------------------------------------------------------------------
 
 
 def wrong_correlation_id(stage: Stage, rng: random.Random, api_key: int, shift: int) -> None:

@@ -33,12 +33,12 @@ class CoordinatorBench:
         return self.coordinator.timer(timeout_ms)
 
     def another_client(self) -> ClusterClient:
-        """As of another process: it knows nothing of the cluster yet."""
+        """Return the client of another process, which has no metadata yet."""
         rig = ClientRig(len(self.cluster.nodes), beside=self.rig)
         return _coordinator(rig, rig.consumer())
 
     def open(self, *ids: str) -> list[OpenTransaction]:
-        """Transactions with a record in each, their ids coordinated by the nodes in turn."""
+        """Open transactions with a record in each. The nodes coordinate their ids in turn."""
         made = []
         for index, transactional_id in enumerate(ids):
             self.cluster.coordinators[transactional_id] = index % len(self.cluster.nodes)

@@ -1,4 +1,4 @@
-"""A producer and a scripted cluster, over real sockets; what was sent is compared with what lies in the logs."""
+"""A producer and a scripted cluster, over real sockets; the sent records are compared with the logs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LATEST_S = 10
 
 
 class Scripted:
-    """A scripted cluster on sockets with a topic of two partitions, a producer, and what it sent."""
+    """A scripted cluster on sockets with a topic of two partitions, a producer, and the records that it sent."""
 
     def __init__(self, start_producer: StartProducer, timeline: Timeline, nodes: int = 1, **options: Any) -> None:
         self.cluster = ScriptedCluster(nodes, **options)
@@ -47,20 +47,20 @@ class Scripted:
         return self._start(",".join(self.server.bootstrap_servers), **FAST | settings)
 
     def send(self, producer: KafkaProducer, number: int = 1, partition: int = 0) -> list[Sent]:
-        """Send so many records, one a batch where batch.size says so; the outcome comes to the ledger."""
+        """Send that many records, one in each batch if batch.size allows no more. Their outcomes go to the ledger."""
         records = [self.ledger.add(("t", partition)) for _ in range(number)]
         for record in records:
             producer.send("t", record.value, partition=partition, on_completion=self.ledger.of_row(record))
         return records
 
     def deliver(self, producer: KafkaProducer, number: int = 1, partition: int = 0) -> None:
-        """Send, and see every record acknowledged."""
+        """Send, and check that every record is acknowledged."""
         records = self.send(producer, number, partition)
         producer.flush(30)
         assert [record.outcome for record in records] == [Outcome.YES] * number, self.ledger.errors[:3]
 
     def check(self) -> None:
-        """What lies in the logs is what was acknowledged."""
+        """Check that the logs contain the acknowledged records."""
         self.ledger.check()
         assert all(record.outcome is not Outcome.UNKNOWN for record in self.ledger.sent), "a record without outcome"
         with self.server.lock:
@@ -110,7 +110,7 @@ class TableStage:
 
 @pytest.fixture
 def scripted(start_producer: StartProducer, timeline: Timeline) -> Iterator[Callable[..., Scripted]]:
-    """`scripted(nodes=1, ...)` starts a cluster; it is stopped when the row is over."""
+    """`scripted(nodes=1, ...)` starts a cluster, which is stopped after the row."""
     with contextlib.ExitStack() as stack:
 
         def start(nodes: int = 1, **options: Any) -> Scripted:
@@ -125,7 +125,7 @@ Start = Callable[..., Scripted]
 
 
 def outcome_by(deadline_s: float, producer: KafkaProducer, records: list[Sent]) -> None:
-    """Every record has an outcome within this time. The lateness of the machine does not count."""
+    """Check that every record has an outcome within this time, without the lateness of the machine."""
     with Stopwatch() as watch:
         producer.flush(deadline_s + _LATEST_S)
     assert watch.own_s <= deadline_s, f"{watch.took_s:.2f} s"

@@ -94,7 +94,7 @@ class Unsendable(PlainTransport):
 
 
 def test_failed_send_ends_a_connection_with_a_silent_peer(peer: Peer) -> None:
-    """If it stayed open, it would be neither ready nor lost for ever."""
+    """If it stayed open, it would be neither ready nor lost forever."""
     selector = Selector(SystemClock(), -1, make_transport=Unsendable)
     try:
         connection = connect(selector, peer)

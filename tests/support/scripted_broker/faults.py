@@ -1,4 +1,4 @@
-"""Hooks for `ScriptedCluster.on`: what can go wrong between a request and its response."""
+"""Hooks for `ScriptedCluster.on`: faults between a request and its response."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
 
 Proceed: TypeAlias = Callable[[], Answer]
-"""Does what the broker would do, effects and all, and gives its answer."""
+"""Handles the request as the broker would, with all effects, and returns its answer."""
 Hook: TypeAlias = "Callable[[ScriptedCluster, Exchange, Proceed], Answer]"
 
 
 @dataclass(slots=True)
 class Script:
-    """A hook with its place: which requests it decides about."""
+    """A hook, and the requests that it handles."""
 
     api_key: int
     hook: Hook
@@ -33,7 +33,7 @@ class Script:
     used: int = 0
 
     def applies_to(self, exchange: Exchange) -> bool:
-        """Return whether the hook decides about this request. Count it against `skip` and `times`."""
+        """Return whether the hook handles this request. Count it against `skip` and `times`."""
         if exchange.api_key != self.api_key or self.node_id not in (None, exchange.node_id):
             return False
         if self.skip:

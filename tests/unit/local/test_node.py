@@ -228,7 +228,7 @@ def test_suspended_node_has_stopped_and_can_be_killed(monkeypatch: pytest.Monkey
         node.begin_start()
         assert not node.suspended
         node.suspend()
-        node.suspend()  # bug: it waited for ever, because a stop is reported once
+        node.suspend()  # bug: it waited forever, because a stop is reported once
         assert state_of(node.pid) == "T"
         assert node.running
         assert node.suspended

@@ -15,7 +15,7 @@ from support.scripted_broker.partition_log import PartitionLog
 
 
 class HarnessStage:
-    """A `Stage` that remembers what it sent."""
+    """A `Stage` that remembers the records that it sent."""
 
     def __init__(self, case: Case) -> None:
         cluster = ScriptedCluster(1) if case.versions is None else ScriptedCluster(1, versions=case.versions)

@@ -84,7 +84,7 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wr
 
 @pytest.fixture(autouse=True)
 def _own_level(caplog: pytest.LogCaptureFixture) -> None:
-    """Restore the log level, which the writers set where there is none."""
+    """Restore the log level, which the writers set if there is none."""
     caplog.set_level(logging.INFO, "spark_kafka_sink")
 
 
