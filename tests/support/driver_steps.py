@@ -1,4 +1,4 @@
-"""An exactly-once driver on scripted nodes, and a task of its."""
+"""An exactly-once driver on scripted nodes, and one of its tasks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def driver_of(bench: CoordinatorBench, prefix: str) -> ExactlyOnceDriver:
     return ExactlyOnceDriver(prefix, KafkaDriverCluster(bench.coordinator, CONFIG, prefix), lambda: 0)
 
 
-def told_by_a_task(bench: CoordinatorBench, batch_start: BatchStart, timeout_ms: int = 60_000) -> TaskOutcome:
-    """Of one that has left its transaction open."""
+def task_outcome(bench: CoordinatorBench, batch_start: BatchStart, timeout_ms: int = 60_000) -> TaskOutcome:
+    """Return the outcome of a task that has left its transaction open."""
     open_ = bench.raw.begin(f"{batch_start.prefix}/0", timeout_ms=timeout_ms)
     bench.raw.write(open_, TopicPartition("t", 0), "row")
     return TaskOutcome(batch_start, 4, "q", 0, 1, TaskTransaction(open_, 0, 1))

@@ -1,8 +1,9 @@
 """A query of exactly-once batches without Spark, in processes that are killed: python -m support.killed_query.
 
-The protocol, its tasks and their producers are the real ones; batches, checkpoint and layout stand for Spark's. A
-process runs batch after batch until SIGKILL ends it, by itself before or after a certain request of the driver's, or
-from outside at any time. The next one goes on from the checkpoint, with other partitions and another order of rows.
+The protocol, its tasks and their producers are the real ones. Batches, checkpoint and layout replace those of Spark. A
+process runs batch after batch until SIGKILL ends it: it kills itself before or after a certain request of the driver,
+or the test kills it at any time. The next process goes on from the checkpoint, with other partitions and another order
+of rows.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from spark_kafka_sink.sink.producer_pool import process_pool
 KEYS = 7
 LATEST_KILL_S = 0.25
 DRIVERS_REQUESTS = 18
-"""Requests of a driver in its first batch, the ends of transactions counted one by one."""
+"""Requests of a driver in its first batch; each end of a transaction counts."""
 
 
 class Query(NamedTuple):
-    """What every process of it knows. A batch has `rows` rows."""
+    """The settings that all processes of the query share. A batch has `rows` rows."""
 
     servers: str
     topic: str
@@ -70,7 +71,7 @@ class Query(NamedTuple):
         return str(number % KEYS).encode(), str(number).encode()
 
     def layout(self, batch: int, rng: random.Random) -> list[list[tuple[bytes, bytes]]]:
-        """The batch's rows by task: one to four, some empty; a key's rows are in one task, in their order."""
+        """Return the batch's rows by task: one to four, some empty. The rows of a key are in one task, in order."""
         count = rng.randint(1, 4)
         homes = [rng.randrange(count) for _ in range(KEYS)]
         tasks: list[list[tuple[bytes, bytes]]] = [[] for _ in range(count)]
@@ -80,7 +81,7 @@ class Query(NamedTuple):
         return tasks
 
     def run(self, last_batch: int, seed: int, touch: Callable[[Any], None] = lambda _: None) -> None:
-        """Batches up to `last_batch`; `touch` gets the session first."""
+        """Run batches up to `last_batch`. `touch` gets the session first."""
         rng = random.Random(seed)
         config = self.config()
         own = session(self.topic)
@@ -109,7 +110,7 @@ class Query(NamedTuple):
 
 
 class DyingCluster:
-    """Stands before a driver's cluster and kills the process before (`is_after` False) or after its n-th request."""
+    """Wraps a driver's cluster, and kills the process before (`is_after` False) or after its n-th request."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class DyingCluster:
 
 
 def in_a_process(run: Callable[[], None]) -> int:
-    """Fork; the child runs and leaves. Its process id."""
+    """Fork. The child calls the function and exits. Return its process id."""
     child = os.fork()
     if child == 0:
         try:
@@ -160,7 +161,7 @@ def in_a_process(run: Callable[[], None]) -> int:
 
 
 def killed_once(query: Query, batches: int, seed: int) -> str:
-    """One process, killed or through. How it ended."""
+    """Run one process, which may be killed. Return how it ended."""
     rng = random.Random(seed)
     number, is_after = rng.randrange(DRIVERS_REQUESTS * 2), rng.random() < 0.5
     dies_by_itself = rng.random() < 0.6
@@ -181,16 +182,16 @@ def killed_once(query: Query, batches: int, seed: int) -> str:
     return "killed"
 
 
-def kill_many(query: Query, wanted: int, seed: int) -> None:
-    """Processes one after the other until so many were killed, then one that is let through; prints what became."""
+def kill_many(query: Query, expected: int, seed: int) -> None:
+    """Run processes until that many were killed, and then one that is not. Print the outcomes."""
     kills, runs = 0, 0
     ends: dict[str, int] = {}
-    while kills < wanted:
+    while kills < expected:
         how = killed_once(query, query.finished() + 100, seed * 1_000_003 + runs)
         runs += 1
         ends[how] = ends.get(how, 0) + 1
         kills += how.startswith("killed")
-        if runs > 5 * wanted:
+        if runs > 5 * expected:
             raise SystemExit(f"{runs} processes, and {kills} of them killed: {ends}")
     last = query.finished() + 1
     _, status = os.waitpid(in_a_process(lambda: query.run(last, runs)), 0)
@@ -204,8 +205,8 @@ def main() -> None:
     parser.add_argument("--topic", required=True)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kills", type=int, help="kill so many processes")
-    parser.add_argument("--batches", type=int, help="or run so many batches in this one")
+    parser.add_argument("--kills", type=int, help="kill that many processes")
+    parser.add_argument("--batches", type=int, help="or run that many batches in this one")
     parser.add_argument("--decisions", default=DECISION_TOPIC, help="the decision topic")
     options = parser.parse_args()
     query = Query(options.servers, options.topic, options.checkpoint, decisions=options.decisions)

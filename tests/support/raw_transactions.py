@@ -1,5 +1,6 @@
-"""A transaction's writer of single requests, without a producer: what a task does, step by step. Works over any
-`ClusterClient`, on real and scripted clusters.
+"""Writes a transaction by single requests, without a producer, as a task does.
+
+Works over any `ClusterClient`, on real and scripted clusters.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ TIMEOUT_MS = 60_000
 
 
 class RawTransactions:
-    """Writes as transactional ids under one transaction version."""
+    """Writes under transactional ids, in one transaction version."""
 
     def __init__(self, coordinator: ClusterClient, version: int) -> None:
         self.coordinator = coordinator
@@ -47,7 +48,7 @@ class RawTransactions:
         self._sequences: dict[tuple[int, int, TopicPartition], int] = {}
 
     def begin(self, transactional_id: str, timeout_ms: int = TIMEOUT_MS) -> OpenTransaction:
-        """A new epoch, with nothing in it yet."""
+        """Begin a new epoch, with an empty transaction."""
         timer = self.coordinator.timer(LIMIT_MS)
         given = self.coordinator.transactions.init_producer_id(transactional_id, timeout_ms, timer)
         return OpenTransaction.of(transactional_id, given, self.version)
@@ -94,13 +95,13 @@ class RawTransactions:
         self._sequences[key] = sequence + len(values)
 
     def coordinator_of(self, key_type: int, key: str) -> Node:
-        """The node that coordinates the group or transactional id now."""
+        """Return the node that coordinates the group or transactional id now."""
         timer = self.coordinator.timer(LIMIT_MS)
         while True:
             node = self.coordinator._client.least_loaded_node()
             assert node is not None
             future = self.coordinator._client.send(node, FindCoordinatorRequest(key, key_type))
-            assert self.coordinator._client.poll_until(future, timer), f"no node said where {key} is coordinated"
+            assert self.coordinator._client.poll_until(future, timer), f"no node named the coordinator of {key}"
             found = coordinator_of(future.value().body, key)
             assert found is not None
             if not found.error_code:
@@ -110,7 +111,7 @@ class RawTransactions:
             self.coordinator._clock.sleep_ms(20)
 
     def _ask(self, node: Node, request: Request, code_of: Any) -> None:
-        """Send until it is taken; raises what is not retriable."""
+        """Send until it succeeds; raises errors that are not retriable."""
         timer = self.coordinator.timer(LIMIT_MS)
         while True:
             future = self.coordinator._client.send(node, request)

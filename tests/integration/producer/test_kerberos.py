@@ -118,17 +118,17 @@ def test_ticket_of_default_or_named_cache_logs_in(
 
 
 def test_missing_ticket_is_an_error(broker: KerberizedBroker, topic: str) -> None:
-    told = refusal(settings(broker, None), topic)
-    assert "SASL GSSAPI" in told
-    assert "redentials" in told
+    reported = refusal(settings(broker, None), topic)
+    assert "SASL GSSAPI" in reported
+    assert "redentials" in reported
     assert read_values(broker.kafka.bootstrap_servers, topic) == []
 
 
 def test_principal_missing_from_the_keytab_is_refused(broker: KerberizedBroker, topic: str) -> None:
     broker.realm.add("bob")
-    told = refusal(settings(broker, by_keytab(broker, "bob")), topic)
-    assert "SASL GSSAPI" in told
-    assert "No credentials were supplied" in told
+    reported = refusal(settings(broker, by_keytab(broker, "bob")), topic)
+    assert "SASL GSSAPI" in reported
+    assert "No credentials were supplied" in reported
 
 
 def test_unknown_service_is_named_in_the_error(broker: KerberizedBroker, topic: str) -> None:
@@ -139,8 +139,8 @@ def test_unknown_service_is_named_in_the_error(broker: KerberizedBroker, topic: 
 def test_outdated_keytab_is_refused(broker: KerberizedBroker, topic: str) -> None:
     keytab = broker.realm.add("carol")
     broker.realm.change_key("carol")
-    told = refusal(settings(broker, f'useKeyTab=true keyTab="{keytab}" principal="carol@{REALM}"'), topic)
-    assert "SASL GSSAPI" in told
+    reported = refusal(settings(broker, f'useKeyTab=true keyTab="{keytab}" principal="carol@{REALM}"'), topic)
+    assert "SASL GSSAPI" in reported
 
 
 def test_short_sessions_are_renewed_without_loss(broker: KerberizedBroker, topic: str) -> None:

@@ -109,17 +109,18 @@ def test_records_arrive_with_a_token_requested_once(
 def test_wrong_client_secret_is_reported_in_the_endpoints_words(
     broker: ValidatingBroker, provider: IdentityProvider, topic: str
 ) -> None:
-    told = refusal(settings(broker, provider, "another canary"), topic)
-    assert "The token endpoint localhost:" in told
-    assert "HTTP status 401, invalid_client, unknown client or wrong secret" in told
+    reported = refusal(settings(broker, provider, "another canary"), topic)
+    assert "The token endpoint localhost:" in reported
+    assert "HTTP status 401, invalid_client, unknown client or wrong secret" in reported
     assert provider.given == []
 
 
 def test_expired_token_is_refused_by_the_broker(
     broker: ValidatingBroker, provider: IdentityProvider, topic: str
 ) -> None:
-    provider.life_s, provider.told_life_s = -120, 300
-    assert 'refuses us by SASL OAUTHBEARER: {"status":"invalid_token"}' in refusal(settings(broker, provider), topic)
+    provider.life_s, provider.reported_life_s = -120, 300
+    text = refusal(settings(broker, provider), topic)
+    assert 'refuses the login by SASL OAUTHBEARER: {"status":"invalid_token"}' in text
     assert provider.given
     assert read_values(broker.kafka.bootstrap_servers, topic) == []
 
@@ -129,7 +130,8 @@ def test_token_for_another_audience_is_refused_by_the_broker(
     broker: ValidatingBroker, provider: IdentityProvider, topic: str, of_the_provider: bool
 ) -> None:
     provider.signer = TokenSigner("another", broker.signer) if of_the_provider else TokenSigner(AUDIENCE)
-    assert 'refuses us by SASL OAUTHBEARER: {"status":"invalid_token"}' in refusal(settings(broker, provider), topic)
+    text = refusal(settings(broker, provider), topic)
+    assert 'refuses the login by SASL OAUTHBEARER: {"status":"invalid_token"}' in text
     assert provider.given
     assert read_values(broker.kafka.bootstrap_servers, topic) == []
 
@@ -138,7 +140,7 @@ def test_session_is_renewed_until_the_client_is_revoked(
     broker: ValidatingBroker, provider: IdentityProvider, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A broker's session ends with its token: here after 3 to 4 s, because a token's end is in whole seconds."""
-    provider.life_s, provider.told_life_s = 4, 3
+    provider.life_s, provider.reported_life_s = 4, 3
     futures: list[Any] = []
     with caplog.at_level(logging.DEBUG, "spark_kafka_sink"), KafkaProducer(settings(broker, provider)) as producer:
         deadline_s = time.monotonic() + 30

@@ -19,7 +19,7 @@ from spark_kafka_sink.network.channel import ChannelKind, NetworkReceive, Networ
 from spark_kafka_sink.network.selector import Selector
 
 
-def test_a_frame_goes_out_and_one_comes_back(selector: Selector, peer: Peer) -> None:
+def test_frame_is_sent_and_one_is_received(selector: Selector, peer: Peer) -> None:
     connection = connect(selector, peer)
     assert selector.is_channel_ready("1")
     send = send_of(b"question")
@@ -46,11 +46,11 @@ def test_a_slow_reader_gets_every_byte_in_order(selector: Selector) -> None:
     connection = connect(selector, peer, send_buffer=4096)
     source = random.Random(5)
     frames = [source.randbytes(source.choice((10, 3_000, 200_000))) for _ in range(12)]
-    wanted = b"".join(frame(payload) for payload in frames)
+    expected = b"".join(frame(payload) for payload in frames)
     got = bytearray()
 
     def read_slowly() -> None:
-        while len(got) < len(wanted):
+        while len(got) < len(expected):
             got.extend(connection.recv(source.choice((1, 7, 1000, 30_000))))
 
     reader = threading.Thread(target=read_slowly)
@@ -64,7 +64,7 @@ def test_a_slow_reader_gets_every_byte_in_order(selector: Selector) -> None:
         poll_until(selector, lambda send=send: send in selector.completed_sends)  # type: ignore[misc]
     reader.join(LIMIT_S)
     peer.close()
-    assert bytes(got) == wanted
+    assert bytes(got) == expected
 
 
 def read_all(connection: socket.socket, size: int) -> threading.Thread:

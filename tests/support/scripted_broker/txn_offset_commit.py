@@ -60,7 +60,7 @@ def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Map
     }
 
 
-def _refusal(cluster: ScriptedCluster, topic: str, wanted: Any) -> int:
-    if cluster.partition(topic, wanted.partition_index) is None:
+def _refusal(cluster: ScriptedCluster, topic: str, requested: Any) -> int:
+    if cluster.partition(topic, requested.partition_index) is None:
         return ErrorCode.unknown_topic_or_partition
-    return ErrorCode.offset_metadata_too_large if len(wanted.committed_metadata or "") > MAX_METADATA else 0
+    return ErrorCode.offset_metadata_too_large if len(requested.committed_metadata or "") > MAX_METADATA else 0

@@ -134,8 +134,8 @@ def test_java_that_makes_no_archive_starts_without_one(
     assert maker.steps.count("begin_start") == 1
     assert maker.ended == ["watchdog", "port", "port"]
     assert len(archives(cache)) == 1
-    told = f"No class archive with {jvm.java.path} 21.0.1: no such flag"
-    assert (told in capsys.readouterr().err) == (way == "fails")
+    reported = f"No class archive with {jvm.java.path} 21.0.1: no such flag"
+    assert (reported in capsys.readouterr().err) == (way == "fails")
 
 
 @pytest.mark.parametrize("can_say", [True, False])

@@ -1,4 +1,4 @@
-"""The producer's face: what a send refuses, where a record goes, what flush and close promise."""
+"""The producer's interface: refusals of a send, the partition of a record, and the guarantees of flush and close."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_send_wakes_the_sender_only_for_new_and_full_batches() -> None:
     assert counts == [1, 1, 2, 3, 4]
 
 
-# ---- which partition -------------------------------------------------------------------------------------------------
+# ---- the partition -------------------------------------------------------------------------------------------------
 
 
 def test_key_decides_the_partition_unless_it_is_ignored() -> None:
@@ -166,7 +166,7 @@ def test_key_decides_the_partition_unless_it_is_ignored() -> None:
     assert len({d.metadata.partition for d in deliveries if d.metadata}) == 1
 
 
-def test_given_partition_goes_before_the_key() -> None:
+def test_given_partition_wins_over_the_key() -> None:
     harness = warm(topics={TOPIC: 5})
     other = (partition_for_key(b"k", 5) + 1) % 5
     delivery = harness.send(b"v", key=b"k", partition=other)
@@ -210,7 +210,7 @@ def test_rows_with_keys_and_rows_without_share_a_call() -> None:
         if key is not None:
             assert seen[b"%d" % index] == partition_for_key(key, 3)
     free = [index for index, key in enumerate(keys) if key is None]
-    assert len({seen[b"%d" % index] for index in free}) == 1  # few bytes: they stay together
+    assert len({seen[b"%d" % index] for index in free}) == 1  # few bytes, so they stay together
 
 
 def test_rows_that_may_go_anywhere_are_spread_by_batch_size() -> None:
@@ -348,7 +348,7 @@ def test_single_failed_rows_are_reported_in_stretches() -> None:
 def test_only_the_first_send_requests_its_topic() -> None:
     harness = ProducerHarness(AT_ONCE)
     harness.run_for(1)
-    assert harness.cluster.requests_of(ApiKey.METADATA) == []  # lazy
+    assert harness.cluster.requests_of(ApiKey.METADATA) == []  # no request before the first use
     harness.send()
     harness.settle()
     (exchange,) = harness.cluster.requests_of(ApiKey.METADATA)
@@ -358,7 +358,7 @@ def test_only_the_first_send_requests_its_topic() -> None:
     assert len(harness.cluster.requests_of(ApiKey.METADATA)) == 1
 
 
-def test_a_new_topic_is_asked_for_alone() -> None:
+def test_request_for_a_new_topic_names_only_that_topic() -> None:
     harness = warm(topics={TOPIC: 1, "other": 1, "third": 1})
     harness.cluster.create_topic("new", 1)
     harness.send(topic="new")
@@ -426,7 +426,7 @@ def test_refusal_at_the_time_limit_is_the_timeouts_cause() -> None:
     refuse = faults.refuse_topic("missing", UnknownTopicOrPartitionError)
 
     def at_the_limit(*about: Any) -> Answer:
-        return dataclasses.replace(refuse(*about), delay_ms=1_998)  # and 1 on the road each way
+        return dataclasses.replace(refuse(*about), delay_ms=1_998)  # and 1 ms in each direction
 
     harness.cluster.on(ApiKey.METADATA, at_the_limit)
     delivery = harness.send(topic="missing")
@@ -500,7 +500,7 @@ def test_columns_for_unknown_partition_wait_for_it() -> None:
     ("name", "wrong"), [("partition", 0.0), ("partition", "0"), ("timestamp_ms", 1.5), ("timestamp_ms", "1")]
 )
 def test_fraction_is_refused_without_harm_to_other_records(name: str, wrong: Any) -> None:
-    """Bug: partition 0.0 failed what was sent to partition 0 after it, a timestamp its whole batch."""
+    """Bug: partition 0.0 failed later records for partition 0, and a fractional timestamp failed its whole batch."""
     harness = ProducerHarness({"linger.ms": "50"})
     first = harness.send(b"first", partition=0)
     with pytest.raises(SerializationError, match=f"{name}=.* int"):
@@ -516,7 +516,7 @@ def test_fraction_is_refused_without_harm_to_other_records(name: str, wrong: Any
 def test_an_invalid_topic_fails_at_once_and_others_flow(topic: str) -> None:
     """Row 51."""
     harness = warm()
-    for limit_ms in (50, 0):  # the second time without asking again
+    for limit_ms in (50, 0):  # the second time without a request
         delivery = harness.send(topic=topic)
         assert isinstance(delivery.error, InvalidTopicError)
         assert f"Topic '{topic}': " in str(delivery.error)
@@ -557,7 +557,7 @@ def test_metadata_keeps_topic_while_send_waits() -> None:
 
 @pytest.mark.parametrize("topic", ["x" * 32_768, "é" * 16_384])
 def test_topic_too_long_for_a_request_fails_at_once(topic: str) -> None:
-    """A broker hangs up on such a request, and on the next one with all that it asks for."""
+    """A broker closes the connection after such a request, and the next request would ask for the same topic."""
     harness = warm()
     harness.producer.look_up([topic])
     delivery = harness.send(topic=topic)
@@ -687,7 +687,7 @@ def test_wait_for_memory_wakes_a_lingering_sender() -> None:
     settings = {"linger.ms": "8000", "buffer.memory": "2000", "batch.size": "100000", "max.request.size": "1900"}
     harness = warm({**settings, "max.block.ms": "5000"})
     deliveries = [harness.send(bytes(900), partition=0) for _ in range(2)]
-    harness.turn(0)  # nothing is due
+    harness.turn(0)  # nothing must be sent
     woken: list[int] = []
     harness.client.wakeup = lambda: woken.append(1)
 
@@ -738,7 +738,7 @@ def test_flush_that_takes_too_long_raises_a_timeout() -> None:
 
 @pytest.mark.parametrize("number", [np.uint64, np.int64, int])
 def test_batch_takes_timestamps_of_any_whole_type(number: Callable[[int], Any]) -> None:
-    """Bug: more than 32 of numpy's unsigned ones made their batch fail: their differences were floats."""
+    """Bug: more than 32 of numpy's unsigned timestamps made their batch fail, because their differences were floats."""
     harness = ProducerHarness({"linger.ms": "100"})
     stamps = [1_700_000_000_000 + index for index in range(40)]
     deliveries = [harness.send(timestamp_ms=number(stamp)) for stamp in stamps]
@@ -805,10 +805,10 @@ def test_forked_child_cannot_use_the_producer(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(IllegalStateError, match="after a fork"):
             call()
     harness.producer.close()
-    with harness.accumulator._lock:  # as another thread of the parent's may at the fork
+    with harness.accumulator._lock:  # as another thread of the parent could at the fork
         assert repr(harness.producer) == f"KafkaProducer(of process {parent})"
     monkeypatch.undo()
-    harness.send()  # the parent's is untouched
+    harness.send()  # the parent's producer is unchanged
     harness.settle()
 
 
@@ -821,7 +821,7 @@ def test_settings_are_checked() -> None:
 
 
 def threaded(**settings: str) -> KafkaProducer:
-    """A producer on the real clock whose broker is a closed port."""
+    """Return a producer on the real clock; the port of its broker is closed."""
     return KafkaProducer({"bootstrap.servers": "127.0.0.1:1", "max.block.ms": "50", **settings})
 
 
@@ -872,7 +872,7 @@ def test_close_with_a_limit_fails_the_remaining_records() -> None:
 def test_close_with_limit_does_not_wait_for_dns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Bug: it waited for the look-up of the Sender's thread, tens of seconds with a DNS that says nothing."""
+    """Bug: it waited for the lookup of the Sender's thread, which takes tens of seconds if the DNS does not answer."""
     look_up, is_asked, answer = socket.getaddrinfo, threading.Event(), threading.Event()
 
     def silent(*arguments: Any, **options: Any) -> Any:
@@ -888,7 +888,7 @@ def test_close_with_limit_does_not_wait_for_dns(
     began = time.monotonic()
     producer.close(timeout=0.2)
     assert time.monotonic() - began < JOIN_S
-    assert "is held up" in caplog.text
+    assert "is delayed" in caplog.text
     producer.close(timeout=0)
     assert len(producer_threads()) == 1
     answer.set()
@@ -912,7 +912,7 @@ def append_unsendable(producer: KafkaProducer) -> None:
     producer._accumulator.append_row(TopicPartition(TOPIC, 0), None, b"v", (), 0, 50, thunk, 0, 10**15)
 
 
-def test_a_producer_whose_thread_is_gone_has_failed() -> None:
+def test_producer_without_its_thread_has_failed() -> None:
     producer = threaded()
     producer.sender._is_running = False
     producer.sender.wakeup()
@@ -990,6 +990,6 @@ def test_metadata_uses_the_configured_backoff_and_ages() -> None:
     metadata.update(version, MetadataResponse({0: Node(0, "a", 1)}, (described,), "c", 0), False, clock.now_ms())
     assert metadata.time_to_next_update(clock.now_ms()) == 7_000
     metadata.request_update()
-    assert 56 <= metadata.time_to_next_update(clock.now_ms()) <= 84  # 20 % of chance to each side
+    assert 56 <= metadata.time_to_next_update(clock.now_ms()) <= 84  # a jitter of 20 % in both directions
     assert metadata.retain_topic(TOPIC, clock.now_ms() + 8_999)
     assert not metadata.retain_topic(TOPIC, clock.now_ms() + 9_000)

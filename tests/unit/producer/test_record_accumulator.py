@@ -1,4 +1,4 @@
-"""Queues of batches: what an append makes, what is ready, what is drained and in which order, and what comes back."""
+"""Queues of batches: what an append makes, what is ready, what is drained in which order, and returned batches."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_without_memory_an_append_fails_and_leaves_no_batch() -> None:
 
 
 def test_age_of_a_batch_begins_with_its_memory() -> None:
-    """Else its linger and its delivery timeout would run while there is nothing to send."""
+    """Otherwise its linger and its delivery timeout would run while there is nothing to send."""
     rig = Rig(memory=150, batch_size=1)
     rig.append()
     first = rig.drain_one()
@@ -219,7 +219,7 @@ def test_age_of_a_batch_begins_with_its_memory() -> None:
     assert rig2.drain_one().created_ms == rig2.now_ms
 
 
-def test_a_closed_accumulator_takes_nothing_and_keeps_no_memory() -> None:
+def test_closed_accumulator_accepts_nothing_and_keeps_no_memory() -> None:
     rig = Rig()
     rig.accumulator.close()
     with pytest.raises(ProducerClosedError):
@@ -304,7 +304,7 @@ def test_block_and_records_share_a_batch_in_append_order() -> None:
     assert check_batch(batch.sealed_bytes()).max_timestamp == 77
 
 
-def test_a_row_larger_than_a_batch_gets_one_alone() -> None:
+def test_row_larger_than_a_batch_gets_its_own_batch() -> None:
     rig = Rig(batch_size=100)
     append_block(rig, [b"a", bytes(500), b"b"], [0, 0, 0], None)
     counts = [rig.drain_one().record_count for _ in range(3)]
@@ -328,17 +328,17 @@ def test_memory_of_a_block_goes_back_with_its_last_batch() -> None:
 
 def test_rows_of_several_blocks_in_a_batch_are_reported_once() -> None:
     rig = Rig()
-    told: list[tuple[int, int, int]] = []
+    reported: list[tuple[int, int, int]] = []
 
     def callback(run: RunMetadata, _error: object) -> None:
-        told.append((run.partition, run.base_offset, run.record_count))
+        reported.append((run.partition, run.base_offset, run.record_count))
 
     for partitions in ([0, 1], [1, 1, 0], [1]):
         block = Block(RecordColumns.from_rows([b"v"] * len(partitions)), np.array(partitions, np.int32), 77)
         rig.accumulator.append_block(TOPIC, block, block.groups, callback, 0, rig.now_ms)
     for batch in (batch for batches in rig.drain(cluster_of(0, 1)).values() for batch in batches):
         batch.complete(100, None)
-    assert sorted(told) == [(0, 100, 2), (1, 100, 4)]
+    assert sorted(reported) == [(0, 100, 2), (1, 100, 4)]
 
 
 def test_unfilled_batch_is_not_ready_drained_or_expired() -> None:
@@ -349,7 +349,7 @@ def test_unfilled_batch_is_not_ready_drained_or_expired() -> None:
     rig.clock.advance(1)
 
     class Watched:
-        """The block, looked at from the Sender's side in the middle of its encoding."""
+        """A block that the test inspects from the Sender's side during its encoding."""
 
         def __getattr__(self, name: str) -> object:
             return getattr(block, name)
@@ -470,7 +470,7 @@ def hurry_by_transaction(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("hurry", [hurry_by_memory, hurry_by_flush, hurry_by_close, hurry_by_transaction])
-def test_nothing_lingers_when_there_is_reason_to_hurry(hurry: Callable[[Rig], None]) -> None:
+def test_nothing_lingers_during_flush_close_or_full_memory(hurry: Callable[[Rig], None]) -> None:
     rig = Rig(rules=Rules())
     rig.append()
     assert rig.ready(cluster_of(0)).ready_nodes == {}
@@ -566,7 +566,7 @@ def test_drain_stops_at_max_request_size_after_one_batch() -> None:
 
 
 def compressible(rig: Rig, rounds: int = 20) -> None:
-    """Let the rig learn that its topic's batches shrink to nearly nothing."""
+    """Let the rig learn that its topic's batches compress to almost nothing."""
     batch = ProducerBatch(place(0), 0, 10**6, 0)
     batch.append_row(None, bytes(5_000), (), 0, 5_000, None)
     batch.seal(codec_for("zstd"))
@@ -574,7 +574,7 @@ def compressible(rig: Rig, rounds: int = 20) -> None:
         rig.accumulator.sizes.learn(batch)
 
 
-def test_a_drain_counts_what_compression_is_expected_to_leave() -> None:
+def test_drain_counts_the_expected_compressed_size() -> None:
     rig = Rig(batch_size=1_000)
     for partition in range(4):
         rig.append(partition, 900)
@@ -614,7 +614,7 @@ def test_a_partition_without_batches_does_not_break_the_round() -> None:
     order = [rig.drain(cluster_of(0, 0, 0), max_size=1)[0][0].topic_partition.partition for _ in range(4)]
     assert order == [0, 2, 0, 2]
     assert rig.drain(cluster_of(0, 0, 0)) == {}
-    assert rig.drain(cluster_of(1), nodes=NODES[:1]) == {}  # it leads nothing any more
+    assert rig.drain(cluster_of(1), nodes=NODES[:1]) == {}  # it leads no partition any more
 
 
 def test_node_that_leads_no_partition_is_drained_of_nothing() -> None:
@@ -670,7 +670,7 @@ def test_batch_held_back_by_rules_blocks_no_other_partition() -> None:
     assert rig.drain_one(cluster_of(0, 0)).topic_partition == place(0)
 
 
-# ---- back again ------------------------------------------------------------------------------------------------------
+# ---- returned batches ------------------------------------------------------------------------------------------------
 
 
 def test_retry_waits_for_backoff_and_does_not_linger() -> None:
@@ -748,7 +748,7 @@ def test_split_parts_take_place_and_memory_of_batch() -> None:
 def test_first_batch_expires_first_after_split_parts_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each turn of the Sender asks; a look at all of 10,000 takes milliseconds."""
+    """Each turn of the Sender asks for it; a search through all 10,000 batches takes milliseconds."""
     rig = Rig(batch_size=10_000)
     for _ in range(2):
         rig.append()
@@ -789,7 +789,7 @@ def test_muted_partition_without_batches_keeps_its_queue() -> None:
     rig.accumulator.unmute(place(0))
     assert rig.ready(cluster_of(0)).queue_sizes == {TOPIC: {0: 1}}
     rig.drain_one(cluster_of(0))
-    assert rig.ready(cluster_of(0)).queue_sizes == {TOPIC: {0: 0}}  # for a leader that takes all the load counts
+    assert rig.ready(cluster_of(0)).queue_sizes == {TOPIC: {0: 0}}  # for a leader that accepts all the load counts
 
 
 # ---- expiry ----------------------------------------------------------------------------------------------------------
@@ -894,7 +894,7 @@ def test_flush_waits_for_present_batches_and_their_parts() -> None:
         waited.append(pending)
         if pending is batch:
             rig.accumulator.split_and_reenqueue(batch, rig.now_ms)
-            rig.append(1)  # after the flush began: not its concern
+            rig.append(1)  # after the flush began, so the flush ignores it
         return True
 
     assert rig.accumulator.flush(lambda: None, wait)

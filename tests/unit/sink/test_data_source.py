@@ -286,11 +286,11 @@ def test_clock_set_back_makes_no_negative_duration() -> None:
 def test_commit_messages_take_under_200_bytes_a_partition() -> None:
     """The driver holds all messages at once: with 2,000 tasks and 200 partitions that is 400,000 times the size."""
     delivered = {TopicPartition("orders", each): Delivered(5_000, 500_000, 10**9 + each) for each in range(200)}
-    told = pickle.dumps(TaskWritten(report_columns(delivered, 200, 0), 1, 2))
-    pickle.loads(told)
+    pickled = pickle.dumps(TaskWritten(report_columns(delivered, 200, 0), 1, 2))
+    pickle.loads(pickled)
     tracemalloc.start()
     try:
-        messages = [pickle.loads(told) for _ in range(10)]
+        messages = [pickle.loads(pickled) for _ in range(10)]
         report = report_of(messages)
         _, peak = tracemalloc.get_traced_memory()
     finally:

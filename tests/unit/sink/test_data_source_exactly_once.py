@@ -54,7 +54,7 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Co
 
 @pytest.fixture(autouse=True)
 def _own_level(caplog: pytest.LogCaptureFixture) -> None:
-    """Restore the log level, which the writers set where there is none."""
+    """Restore the log level, which the writers set if there is none."""
     caplog.set_level(logging.INFO, "spark_kafka_sink")
 
 
@@ -163,8 +163,8 @@ def test_batch_committed_before_is_logged_as_skipped(bench: CoordinatorBench, ca
     )
     assert "is skipped" not in caplog.text
     again = travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start
-    told = TaskWritten((), 0, 0, TaskOutcome(again, 0, "", 0, 1, None, was_skipped=True))
-    KafkaStreamWriter(CONFIG, PREFIX).commit([told], 0)
+    reported = TaskWritten((), 0, 0, TaskOutcome(again, 0, "", 0, 1, None, was_skipped=True))
+    KafkaStreamWriter(CONFIG, PREFIX).commit([reported], 0)
     assert f"{PREFIX}: the batch was committed before, and is skipped" in caplog.text
 
 
@@ -174,9 +174,9 @@ def test_repeated_batch_for_another_topic_is_refused(bench: CoordinatorBench) ->
     )
     other = replace(CONFIG, topic="u")
     again = travelled(KafkaStreamWriter(other, PREFIX))._batch_start
-    told = TaskWritten((), 0, 0, TaskOutcome(again, 0, "", 0, 1, None, was_skipped=True))
+    reported = TaskWritten((), 0, 0, TaskOutcome(again, 0, "", 0, 1, None, was_skipped=True))
     with pytest.raises(BatchChangedError, match=r"for topic='t', and now it comes for topic='u'"):
-        KafkaStreamWriter(other, PREFIX).commit([told], 0)
+        KafkaStreamWriter(other, PREFIX).commit([reported], 0)
 
 
 def test_missing_commit_message_prevents_the_decision(bench: CoordinatorBench) -> None:
@@ -220,9 +220,9 @@ def test_failed_write_is_aborted_beside_an_open_decision(bench: CoordinatorBench
     started_ms = bench.rig.now_ms
     writer.abort([None])
     assert bench.state(task_id(writer._prefix, 0, 0)) == "CompleteAbort"
-    is_told_apart = bench.coordinator.transaction_version(bench.timer()) == 2
-    assert (bench.asked(ApiKey.FETCH) == []) is is_told_apart
-    assert bench.rig.now_ms - started_ms < (1_000 if is_told_apart else 120_000)
+    is_distinguished = bench.coordinator.transaction_version(bench.timer()) == 2
+    assert (bench.asked(ApiKey.FETCH) == []) is is_distinguished
+    assert bench.rig.now_ms - started_ms < (1_000 if is_distinguished else 120_000)
 
 
 def test_failed_stream_batch_is_aborted_by_task_messages(
@@ -267,12 +267,12 @@ def test_command_in_failure_names_another_decision_topic(
     assert f"finish --prefix={writer._prefix} --decision-topic=mine --bootstrap-servers HOST:PORT" in caplog.text
 
 
-@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("is_reported", [True, False])
 def test_transaction_with_a_refused_abort_is_not_called_aborted(
-    bench: CoordinatorBench, is_told: bool, caplog: pytest.LogCaptureFixture
+    bench: CoordinatorBench, is_reported: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG, PREFIX))
-    if is_told:
+    if is_reported:
         messages: list[TaskWritten | None] = [written(bench, writer._batch_start)]
     else:
         leave_open(bench)

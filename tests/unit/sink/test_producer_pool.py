@@ -113,7 +113,7 @@ def test_producer_with_refused_login_is_not_used_again() -> None:
     made = [ProducerHarness(), ProducerHarness()]
     pool = ProducerPool(Mock(side_effect=[harness.producer for harness in made]), HandClock())
     producer = pool.acquire(config())
-    made[0].metadata.fatal_error(SslAuthenticationError("Node 0 refuses our certificate (certificate expired)."))
+    made[0].metadata.fatal_error(SslAuthenticationError("Node 0 refuses this client's certificate (expired)."))
     with pytest.raises(SslAuthenticationError):
         producer.partitions_for(TOPIC)
     pool.release(producer)
@@ -235,12 +235,12 @@ def test_closed_producers_are_not_listed() -> None:
     bench.made[1].has_failed = True
     bench.pool.release(failed)
     shared, borrowed = bench.pool.acquire(config(client_id="a")), bench.pool.borrow(config(client_id="b"))
-    told = bench.pool.producers()
-    assert [client_id for client_id, *_ in told] == ["a", "b"]
-    assert len({number for _, number, _ in told}) == 2
+    found = bench.pool.producers()
+    assert [client_id for client_id, *_ in found] == ["a", "b"]
+    assert len({number for _, number, _ in found}) == 2
     bench.pool.release(shared)
     bench.pool.release(borrowed)
-    assert bench.pool.producers() == told
+    assert bench.pool.producers() == found
     assert bench.pool.lent == 0
 
 

@@ -111,7 +111,7 @@ def row_of(names: Sequence[str], *cells: object) -> Row:
 ALIKE = {
     "str": lambda n: row_of(NAMES[:2], f"k{n}", f"v{n}"),
     "binary": lambda n: row_of(NAMES[:2], bytearray(b"k"), bytearray(b"v")),
-    "names of its own": lambda n: Row(key=None, value=b"v"),
+    "other names": lambda n: Row(key=None, value=b"v"),
     "headers as Rows": lambda n: row_of(NAMES[:3], "k", "v", [row_of(["key", "value"], "h", bytearray(b"1"))] * 3),
     "headers as pairs": lambda n: row_of(NAMES[:3], "k", "v", (("h", b"1"),)),
     "headers as dicts": lambda n: row_of(NAMES[:3], "k", "v", [{"key": "h", "value": None}]),
@@ -326,7 +326,7 @@ def test_error_without_class_keeps_its_code() -> None:
     assert caught.value.error_code == ErrorCode.throttling_quota_exceeded
 
 
-def test_an_error_that_knows_its_topic_partition_keeps_its_text() -> None:
+def test_error_with_topic_partition_keeps_its_text() -> None:
     text = "3 records for orders-0: delivery.timeout.ms has passed"
     error = KafkaTimeoutError(text, topic_partition=TopicPartition("orders", 0))
     bench = Bench(ScriptedProducer(on_flush=lambda all_sent: all_sent[0].report(error)))

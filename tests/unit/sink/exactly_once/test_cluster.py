@@ -63,13 +63,15 @@ def test_dead_driver_blocks_other_readers_at_most_a_minute() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted_ms", "own_ms"), [(900_000, 60_000), (300_000, 30_000), (60_000, 6_000), (20_000, 5_000), (3_000, 3_000)]
+    ("task_timeout_ms", "own_ms"),
+    [(900_000, 60_000), (300_000, 30_000), (60_000, 6_000), (20_000, 5_000), (3_000, 3_000)],
 )
-def test_a_decision_times_out_before_the_transactions_that_it_decides(wanted_ms: int, own_ms: int) -> None:
+def test_a_decision_times_out_before_the_transactions_that_it_decides(task_timeout_ms: int, own_ms: int) -> None:
     """Bug: the decision's transaction had the tasks' timeout of a minute. A coordinator that was away committed it
-    after the tasks' transactions had been aborted: their rows were lost, where a replay would have written them again.
+    after the tasks' transactions had been aborted: their rows were lost. A new run of the batch would have written
+    them.
     """
-    config = replace(CONFIG, producer=replace(CONFIG.producer, transaction_timeout_ms=wanted_ms))
+    config = replace(CONFIG, producer=replace(CONFIG.producer, transaction_timeout_ms=task_timeout_ms))
     bench = CoordinatorBench()
     KafkaDriverCluster(bench.coordinator, config, "P").init_producer_id("P/driver", None)
     assert bench.cluster.transactions.transactions["P/driver"].timeout_ms == own_ms
@@ -159,7 +161,7 @@ def test_client_is_made_again_after_a_refused_login(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(cluster_module, "connect", made)
     monkeypatch.setattr(cluster_module, "_CLIENTS", {})
     fail(KafkaTimeoutError("Not described within 1000 ms."))
-    fail(SslAuthenticationError("Node 0 refuses our certificate (certificate expired)."))
+    fail(SslAuthenticationError("Node 0 refuses this client's certificate (certificate expired)."))
     fail(KafkaTimeoutError("Not described within 1000 ms."))
     assert seen == ["made", "KafkaTimeoutError", "closed", "SslAuthenticationError", "made", "KafkaTimeoutError"]
 
@@ -169,7 +171,7 @@ def test_client_is_made_again_after_a_refused_abort(monkeypatch: pytest.MonkeyPa
     """Bug: an abort by format did not report the refusal, and the client was kept. The next batch's commit was refused
     too, although the certificate had been renewed.
     """
-    refusal = SslAuthenticationError("Node 0 refuses our certificate (certificate expired).")
+    refusal = SslAuthenticationError("Node 0 refuses this client's certificate (certificate expired).")
     bench = CoordinatorBench()
     connected = Mock(return_value=bench.coordinator)
     monkeypatch.setattr(cluster_module, "connect", connected)

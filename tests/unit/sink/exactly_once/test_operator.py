@@ -227,7 +227,8 @@ def test_decisions_behind_an_open_transaction_are_announced(bench: OperatorBench
     bench.coordinator.writer.write(driver, batch_start.place, b"other", b"{}", 0, bench.coordinator.timer(1_000))
     bench.driver.commit([bench.task(batch_start, 0, 0)])
     hidden = (
-        f"{batch_start.place}: what was decided from offset 1 on is not shown yet, for a transaction is open there.\n"
+        f"{batch_start.place}: what was decided from offset 1 on is not shown yet,"
+        " because a transaction is open there.\n"
     )
     for prefix in (None, PREFIX):
         bench.operator.show(prefix)
@@ -278,7 +279,7 @@ def test_finish_is_refused_if_topic_has_no_decision(bench: OperatorBench) -> Non
 
 
 def test_finish_does_not_wait_for_a_dead_driver(bench: OperatorBench) -> None:
-    """Otherwise it would wait until that driver's transaction timed out, and then refuse all the same."""
+    """Otherwise it would wait until that driver's transaction timed out, and then refuse anyway."""
     batch_start = bench.batch(0)[0].batch_start
     bench.raw.write(batch_start.driver, batch_start.place, "half a decision")
     started_ms = bench.rig.now_ms
@@ -561,7 +562,7 @@ def test_batch_write_without_prefix_leaves_no_decision(bench: OperatorBench) -> 
 
 @pytest.mark.parametrize("command", ["finish", "accept"])
 def test_finish_of_a_write_without_prefix_leaves_no_decision(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: no write uses such a prefix again, so its decision stayed in the topic, and in the list, for ever."""
+    """Bug: no write uses such a prefix again, so its decision stayed in the topic, and in the list, forever."""
     prefix = pool_name(3)
     monkeypatch.setitem(globals(), "PREFIX", prefix)
     bench = OperatorBench()
@@ -759,7 +760,7 @@ def test_operator_works_where_only_short_timeouts_are_allowed(bench: OperatorBen
         bench.decide(0)
     else:
         bench.driver.commit(bench.batch(0))
-    cluster_module._CHECKED.clear()  # an operator has a client of its own
+    cluster_module._CHECKED.clear()  # an operator has its own client
     bench.cluster.transactions.max_timeout_ms = 600_000
     getattr(bench.operator, command)(PREFIX)
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]

@@ -223,7 +223,7 @@ def test_sink_with_other_settings_makes_new_connections(bench: SessionBench) -> 
         for each in reversed(bench.asked(ApiKey.INIT_PRODUCER_ID))
         if each.request.transactional_id == "orders/driver"
     )
-    assert init.request.producer_id == -1  # the epoch that it had was another cluster's, for all it knows
+    assert init.request.producer_id == -1  # its epoch may belong to another cluster
 
 
 def test_sink_uses_the_decision_topic_it_names(bench: SessionBench) -> None:
@@ -256,7 +256,7 @@ def test_failed_batch_is_aborted_and_retry_counts(bench: SessionBench, error: ty
 def test_interrupted_client_is_not_used_again(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
 ) -> None:
-    """It may wait for ever for an answer that it has had. Signal handlers may raise any exception."""
+    """It may wait forever for an answer that it has had. Signal handlers may raise any exception."""
 
     def interrupted(*_: object) -> None:
         raise error
@@ -279,7 +279,7 @@ def test_client_is_made_again_after_a_refused_login(
     """The client holds the certificates that it has read, and their files may have been renewed since."""
 
     def refused(*_: object) -> None:
-        raise SslAuthenticationError("Node 0 refuses our certificate (certificate expired).")
+        raise SslAuthenticationError("Node 0 refuses this client's certificate (certificate expired).")
 
     bench.run(0)
     with monkeypatch.context() as patch:
@@ -298,7 +298,7 @@ def test_client_is_made_again_after_refused_end(
     """Bug: the batch failed with a different error, so the client was kept. The next batch was refused too, although
     the certificate had been renewed.
     """
-    refusal = SslAuthenticationError("Node 0 refuses our certificate (certificate expired).")
+    refusal = SslAuthenticationError("Node 0 refuses this client's certificate (certificate expired).")
 
     def refused(_: object, transactions: Sequence[OpenTransaction], **__: object) -> list[EndTxnOutcome]:
         return [EndTxnOutcome(each, EndTxnStatus.UNRESOLVED, each.producer, refusal) for each in transactions]
@@ -343,7 +343,7 @@ def test_session_is_not_idle_during_a_long_batch(bench: SessionBench, monkeypatc
 
 
 def test_client_is_closed_after_a_refused_login(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: the metadata of each refused prefix's client stayed in memory for good."""
+    """Bug: the metadata of each refused prefix's client stayed in memory permanently."""
     drivers = []
 
     def refuse(driver: ExactlyOnceDriver, *_: object) -> NoReturn:
@@ -362,7 +362,7 @@ def test_prefixes_of_one_batch_write_each_keep_no_connections(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: each kept five descriptors for ten minutes, of which a process may have a thousand, and its client's
-    metadata for good.
+    metadata permanently.
     """
     clock = FakeClock()
     monkeypatch.setattr(session_module, "SystemClock", lambda: clock)
@@ -384,7 +384,7 @@ def test_prefixes_of_one_batch_write_each_keep_no_connections(
 def test_idle_prefix_keeps_no_settings(
     bench: SessionBench, monkeypatch: pytest.MonkeyPatch, batch: StreamBatch | None
 ) -> None:
-    """Bug: 20 KB for each stream stayed for good, in a driver whose new checkpoints make new prefixes all the time."""
+    """Bug: 20 KB for each stream stayed in a driver whose new checkpoints make new prefixes all the time."""
     monkeypatch.setattr(session_module, "IDLE_MS", -1)
     monkeypatch.setattr(session_module, "_SOON_IDLE_MS", -1)
     session(PREFIX).run(CONFIG, batch, lambda *_: [])
@@ -472,10 +472,10 @@ def test_log_of_undecided_batch_says_what_ends_it(
     monkeypatch.setattr(ExactlyOnceDriver, "finish", fail)
     with pytest.raises(KafkaTimeoutError, match="orders/0"):
         DriverSession(None if batch is None else PREFIX).run(CONFIG, batch, bench.tasks)
-    (told,) = (each.getMessage() for each in caplog.records if "Open transactions of the" in each.getMessage())
-    assert "it may be decided, or not all of it could be aborted." in told
-    assert ("started again" in told) is (batch is not None)
-    finish = re.search(r"transactions finish --prefix=spark-kafka-sink-write-\d+ --bootstrap-servers HOST:PORT: ", told)
+    (line,) = (each.getMessage() for each in caplog.records if "Open transactions of the" in each.getMessage())
+    assert "it may be decided, or not all of it could be aborted." in line
+    assert ("started again" in line) is (batch is not None)
+    finish = re.search(r"transactions finish --prefix=spark-kafka-sink-write-\d+ --bootstrap-servers HOST:PORT: ", line)
     assert (finish is not None) is (batch is None)
 
 
