@@ -43,7 +43,8 @@ import json, random, sys, threading
 from dataclasses import replace
 from pathlib import Path
 from support import killed_query
-from support.killed_query import DyingCluster, KEYS, Query
+from functools import partial
+from support.killed_query import DyingCluster, KEYS, Query, put_before_next_cluster
 from spark_kafka_sink.common.errors import KafkaTimeoutError
 from spark_kafka_sink.sink.exactly_once.session import StreamBatch, session
 from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
@@ -103,15 +104,12 @@ class FailingCluster(DyingCluster):
         return call()
 
 
-def touch(own):
-    kind = {"dies": DyingCluster, "fails": FailingCluster}.get(given["how"])
-    if kind is not None:
-        own._driver._cluster = kind(own._driver._cluster, given["at"], given["is_after"])
-
-
+kind = {"dies": DyingCluster, "fails": FailingCluster}.get(given["how"])
+if kind is not None:
+    put_before_next_cluster(partial(kind, number=given["at"], is_after=given["is_after"]))
 query = Staged(given["servers"], given["topic"], Path(given["checkpoint"]), timeout_ms=given["timeout_ms"])
 try:
-    query.run(given["last"], given["seed"], touch)
+    query.run(given["last"], given["seed"])
 except KafkaTimeoutError as error:
     if given["how"] != "fails":
         raise

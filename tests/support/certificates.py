@@ -7,6 +7,7 @@ import ipaddress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -95,6 +96,11 @@ class Authority:
     def expired(cls) -> Authority:
         """Return an authority with an expired certificate; the certificates that it issues are valid."""
         return cls("expired authority", _NOW - datetime.timedelta(hours=1))
+
+    def settings(self, servers: str = "localhost:1", **more: Any) -> dict[str, Any]:
+        """Return settings that trust this authority, and `more`, with underscores for dots."""
+        trusting = {"security.protocol": "SSL", "ssl.truststore.certificates": self.certificate_pem}
+        return {"bootstrap.servers": servers, **trusting, **{key.replace("_", "."): more[key] for key in more}}
 
     def issue_expired(self) -> Identity:
         return self.issue(not_after=_NOW - datetime.timedelta(hours=1))

@@ -65,6 +65,10 @@ class CoordinatorBench:
     def asked(self, api_key: int) -> list[Exchange]:
         return self.cluster.requests_of(api_key)
 
+    def values(self) -> list[str]:
+        """The committed values of topic `t`."""
+        return [(record.value or b"").decode() for record in self.cluster.log("t", 0).committed_records()]
+
     def state(self, transactional_id: str) -> str:
         return self.cluster.transactions.transactions[transactional_id].state
 

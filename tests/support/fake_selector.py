@@ -37,6 +37,8 @@ class FakeNetwork:
         """Nodes whose connect fails."""
         self.hanging: set[int] = set()
         """Nodes whose connect neither succeeds nor fails."""
+        self.refused_logins: dict[int, KafkaError] = {}
+        """Nodes whose logins fail, and with which error."""
         self.stalled: set[int] = set()
         """Nodes whose connections take no bytes: sends stay unfinished until the node is removed."""
         self.held: set[int] = set()
@@ -228,6 +230,10 @@ class FakeSelector:
         if connection.node_id is None or connection.node_id in self._network.refusing:
             error = DisconnectError(f"{connection.description} cannot be connected to: Connection refused.")
             self._lose(connection, ChannelKind.NOT_CONNECTED, error, self.disconnected)
+            return
+        refusal = self._network.refused_logins.get(connection.node_id)
+        if refusal is not None:
+            self._lose(connection, ChannelKind.AUTHENTICATION_FAILED, refusal, self.disconnected)
             return
         connection.is_connected = True
         self.counts.at(self._clock.now_ms()).connections += 1

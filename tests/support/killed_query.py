@@ -20,9 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink.delivery import TaskDelivery
-from spark_kafka_sink.sink.exactly_once.cluster import describe_in_process
+from spark_kafka_sink.sink.exactly_once import session as session_module
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, describe_in_process
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.session import StreamBatch, session
 from spark_kafka_sink.sink.exactly_once.task import ExactlyOnceTask, TaskIdentity
@@ -80,13 +83,11 @@ class Query(NamedTuple):
             tasks[homes[key]] += [self.row(n) for n in range(first, first + self.rows) if n % KEYS == key]
         return tasks
 
-    def run(self, last_batch: int, seed: int, touch: Callable[[Any], None] = lambda _: None) -> None:
-        """Run batches up to `last_batch`. `touch` gets the session first."""
+    def run(self, last_batch: int, seed: int) -> None:
+        """Run batches up to `last_batch`."""
         rng = random.Random(seed)
         config = self.config()
         own = session(self.topic)
-        own._connect(config)
-        touch(own)
         for batch in range(self.finished(), last_batch + 1):
             layout = self.layout(batch, rng)
 
@@ -147,6 +148,18 @@ class DyingCluster:
         return answer
 
 
+def put_before_next_cluster(stand_in: Callable[[KafkaDriverCluster], DyingCluster]) -> None:
+    """Let the next driver session of this process make its requests to what `stand_in` returns."""
+
+    patch = pytest.MonkeyPatch()
+
+    def cluster(*arguments: Any, **named: Any) -> DyingCluster:
+        patch.undo()
+        return stand_in(KafkaDriverCluster(*arguments, **named))
+
+    patch.setattr(session_module, "KafkaDriverCluster", cluster)
+
+
 def in_a_process(run: Callable[[], None]) -> int:
     """Fork. The child calls the function and exits. Return its process id."""
     child = os.fork()
@@ -166,11 +179,12 @@ def killed_once(query: Query, batches: int, seed: int) -> str:
     number, is_after = rng.randrange(DRIVERS_REQUESTS * 2), rng.random() < 0.5
     dies_by_itself = rng.random() < 0.6
 
-    def touch(own: Any) -> None:
+    def run() -> None:
         if dies_by_itself:
-            own._driver._cluster = DyingCluster(own._driver._cluster, number, is_after)
+            put_before_next_cluster(partial(DyingCluster, number=number, is_after=is_after))
+        query.run(batches - 1, seed)
 
-    child = in_a_process(lambda: query.run(batches - 1, seed, touch))
+    child = in_a_process(run)
     deadline = time.monotonic() + (60 if dies_by_itself else rng.random() * LATEST_KILL_S)
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)

@@ -163,6 +163,12 @@ class ProducerHarness:
             self.selector.at(self.now_ms + max_ms, self.selector.wakeup)
         self.producer.sender.run_once()
 
+    def turn_of_thread(self) -> None:
+        """A turn as the Sender's thread runs it: a fault in it marks the producer as failed, and does not end the
+        thread.
+        """
+        self.producer.sender._run_safely()
+
     def run_until(self, condition: Callable[[], object], limit_ms: int = 300_000) -> None:
         """Run turns until the condition holds. Fails after `limit_ms`, or if turns pass and the clock does not."""
         deadline_ms = self.now_ms + limit_ms

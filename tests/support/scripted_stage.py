@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -13,7 +14,6 @@ from support.history import History, Outcome, Read, Sent
 from support.lateness import Stopwatch
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import ScriptedCluster
-from support.scripted_broker.partition_log import PartitionLog
 from support.scripted_server import ScriptedServer
 from support.workload import Ledger, assert_kept
 
@@ -87,25 +87,33 @@ class TableStage:
     def __init__(self, stage: Scripted, settings: Mapping[str, Any]) -> None:
         self._stage = stage
         self._producer = cache(lambda: stage.producer(**settings))
+        self.topic = "t"
 
     def send(self, number: int = 1, partition: int = 0) -> None:
         self._stage.send(self._producer(), number, partition)
 
-    def deliver(self, number: int = 1, partition: int = 0) -> None:
+    def deliver(self, number: int = 1, partition: int = 0) -> list[int]:
         self.send(number, partition)
         self._producer().flush(30)
         assert {record.outcome for record in self._stage.ledger.sent} == {Outcome.YES}, self._stage.ledger.errors[:3]
+        return [-1 if record.offset is None else record.offset for record in self._stage.ledger.sent[-number:]]
 
-    def on(self, api_key: int, hook: faults.Hook, times: int | None = 1) -> object:
+    def wait(self, duration_ms: int) -> None:
+        time.sleep(duration_ms / 1000)
+
+    def watch(self) -> Stopwatch:
+        return Stopwatch()
+
+    def on(self, api_key: int, hook: faults.Hook, times: int | None = 1) -> faults.Script:
         return self._stage.on(api_key, hook, times=times)
 
     def requests(self, api_key: int) -> int:
         return self._stage.requests(api_key)
 
     @contextlib.contextmanager
-    def log(self, partition: int = 0) -> Iterator[PartitionLog]:
+    def cluster(self) -> Iterator[ScriptedCluster]:
         with self._stage.server.lock:
-            yield self._stage.cluster.log("t", partition)
+            yield self._stage.cluster
 
 
 @pytest.fixture

@@ -40,15 +40,7 @@ PASSWORD = "hunter2"
 
 def config(**settings: Any) -> ProducerConfig:
     """TLS settings that trust AUTHORITY; the keywords have underscores for dots."""
-    given = {key.replace("_", "."): value for key, value in settings.items()}
-    return ProducerConfig.from_mapping(
-        {
-            "bootstrap.servers": "localhost:1",
-            "security.protocol": "SSL",
-            "ssl.truststore.certificates": AUTHORITY.certificate_pem,
-            **given,
-        }
-    )
+    return ProducerConfig.from_mapping(AUTHORITY.settings(**settings))
 
 
 def client_certificate(identity: Identity) -> dict[str, str]:

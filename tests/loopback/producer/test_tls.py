@@ -18,14 +18,7 @@ AUTHORITY = Authority()
 
 
 def producer_of(address: str, **more: object) -> KafkaProducer:
-    return KafkaProducer(
-        {
-            "bootstrap.servers": address,
-            "security.protocol": "SSL",
-            "ssl.truststore.certificates": AUTHORITY.certificate_pem,
-            **{key.replace("_", "."): value for key, value in more.items()},
-        }
-    )
+    return KafkaProducer(AUTHORITY.settings(address, **more))
 
 
 def test_unanswered_handshake_times_out_and_is_retried() -> None:

@@ -101,7 +101,7 @@ class NamedWrites(World):
             outcomes: list[TaskOutcome] = []
             try:
                 for partition, rows in enumerate(self.layout(number, number)):
-                    outcomes.append(self._run_task(batch_start, batch_start.next_batch_id, partition, rows))
+                    outcomes.append(self.run_task(batch_start, batch_start.next_batch_id, partition, rows))
                 self._in_process(lambda driver: driver.commit(outcomes))
             except (KafkaError, QueryFailedError):
                 is_aborted = self._abort(batch_start, outcomes)

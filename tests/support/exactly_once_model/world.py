@@ -387,7 +387,7 @@ class World:
             outcomes: list[TaskOutcome] = []
             try:
                 for partition, rows in enumerate(self.layout(batch, run)):
-                    outcomes.append(self._run_task(batch_start, batch, partition, rows))
+                    outcomes.append(self.run_task(batch_start, batch, partition, rows))
                 committed = driver.commit(outcomes)
             except KafkaError as error:
                 self._give_up(driver, batch_start, outcomes)
@@ -429,9 +429,7 @@ class World:
         """Return the batch's rows, by key."""
         return input_.rows(batch)
 
-    def _run_task(
-        self, batch_start: BatchStart, batch: int, partition: int, rows: list[tuple[int, str]]
-    ) -> TaskOutcome:
+    def run_task(self, batch_start: BatchStart, batch: int, partition: int, rows: list[tuple[int, str]]) -> TaskOutcome:
         for attempt in range(4):
             try:
                 return self._attempt(batch_start, TaskIdentity(batch, self._query_id, partition, attempt), rows)

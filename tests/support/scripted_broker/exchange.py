@@ -35,6 +35,20 @@ class Answer:
     """Applied to the whole frame, size included."""
 
 
+def refused_partitions(exchange: Exchange, error_code: int) -> Mapping[str, Any]:
+    """The fields of a response with this error for each partition of the request."""
+    topics = [
+        {
+            "name": topic.name,
+            "partitions": [
+                {"partition_index": each.partition_index, "error_code": error_code} for each in topic.partitions
+            ],
+        }
+        for topic in exchange.request.topics
+    ]
+    return {"topics": topics}
+
+
 class Reply(NamedTuple):
     """Bytes to send, size included, `delay_ms` from now; then, with `close`, the end of the connection."""
 

@@ -61,6 +61,22 @@ def fail_with(error: type[KafkaError] | int) -> Hook:
     return hook
 
 
+def fail_records(error: type[KafkaError] | int, causes: Mapping[int, str | None], message: str | None = None) -> Hook:
+    """Refuse each batch because of records in it. `causes`: the index of each in its batch, and what is wrong."""
+    refuse = fail_with(error)
+    found = [{"batch_index": index, "batch_index_error_message": text} for index, text in causes.items()]
+
+    def hook(cluster: ScriptedCluster, exchange: Exchange, proceed: Proceed) -> Answer:
+        answer = refuse(cluster, exchange, proceed)
+        assert answer.values is not None
+        for topic in answer.values["responses"]:
+            for each in topic["partition_responses"]:
+                each |= {"record_errors": found, "error_message": message}
+        return answer
+
+    return hook
+
+
 def refuse_topic(name: str, error: type[KafkaError] | int) -> Hook:
     """Answer a Metadata request, with the error's code in place of this topic's partitions."""
     code = _code(error)

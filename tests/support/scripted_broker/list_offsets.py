@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from support.scripted_broker.exchange import Answer, Exchange
+from support.scripted_broker.exchange import Answer, Exchange, refused_partitions
 from support.scripted_broker.fetch import leader_error
 
 if TYPE_CHECKING:
@@ -27,17 +27,7 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
 
 
 def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Mapping[str, Any]:
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    {"partition_index": part.partition_index, "error_code": error_code} for part in topic.partitions
-                ],
-            }
-            for topic in exchange.request.topics
-        ]
-    }
+    return refused_partitions(exchange, error_code)
 
 
 def _find(cluster: ScriptedCluster, exchange: Exchange, topic: str, requested: Any) -> Mapping[str, Any]:

@@ -78,7 +78,7 @@ class PartitionLog:
         self.aborted: list[AbortedTransaction] = []
         self.open_transactions: dict[int, int] = {}
         """The first offset by producer id."""
-        self._producers: dict[int, _ProducerState] = {}
+        self.producers: dict[int, _ProducerState] = {}
 
     @property
     def next_offset(self) -> int:
@@ -114,9 +114,9 @@ class PartitionLog:
         first_offset = self.open_transactions.pop(producer_id, None)
         if first_offset is not None and not committed:
             self.aborted.append(AbortedTransaction(producer_id, first_offset, offset))
-        state = self._producers.get(producer_id)
+        state = self.producers.get(producer_id)
         if state is None or state.epoch != epoch:
-            self._producers[producer_id] = _ProducerState(epoch)
+            self.producers[producer_id] = _ProducerState(epoch)
 
     def append(self, data: bytes, leader_epoch: int) -> AppendResult:
         """Check and append one batch. Raises BadBatchError if its bytes are wrong."""
@@ -135,7 +135,7 @@ class PartitionLog:
 
     def forget_producers(self) -> None:
         """Forget producers, as after producer.id.expiration.ms, or retention of all their records."""
-        self._producers.clear()
+        self.producers.clear()
 
     def delete_records_before(self, offset: int) -> None:
         """Delete records as retention does: whole batches, and the log then starts later."""
@@ -143,7 +143,7 @@ class PartitionLog:
         self.log_start_offset = max(self.log_start_offset, offset)
 
     def _check_producer(self, header: BatchHeader) -> AppendResult | None:
-        state = self._producers.get(header.producer_id)
+        state = self.producers.get(header.producer_id)
         if state is None:
             return None  # a producer without state may begin anywhere
         if header.producer_epoch < state.epoch:
@@ -159,8 +159,8 @@ class PartitionLog:
         return None
 
     def _remember(self, header: BatchHeader, base_offset: int) -> None:
-        state = self._producers.get(header.producer_id)
+        state = self.producers.get(header.producer_id)
         if state is None or state.epoch != header.producer_epoch:
-            state = self._producers[header.producer_id] = _ProducerState(header.producer_epoch)
+            state = self.producers[header.producer_id] = _ProducerState(header.producer_epoch)
         state.last_sequence = header.last_sequence
         state.batches.append(_Appended(header.base_sequence, header.last_sequence, base_offset))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
-from support.scripted_broker.exchange import Answer, Exchange
+from support.scripted_broker.exchange import Answer, Exchange, refused_partitions
 from support.scripted_broker.transaction_coordinator import Commit
 
 if TYPE_CHECKING:
@@ -47,17 +47,7 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
 
 
 def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Mapping[str, Any]:
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    {"partition_index": each.partition_index, "error_code": error_code} for each in topic.partitions
-                ],
-            }
-            for topic in exchange.request.topics
-        ]
-    }
+    return refused_partitions(exchange, error_code)
 
 
 def _refusal(cluster: ScriptedCluster, topic: str, requested: Any) -> int:

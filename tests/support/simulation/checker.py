@@ -99,10 +99,10 @@ def _returns(run: Simulation) -> Iterator[Finding]:
 
 
 def _at_rest(run: Simulation) -> Iterator[Finding]:
-    producer = run.world.producer
-    pool, accumulator = producer._pool, producer._accumulator
-    if pool.available_memory != pool.total_memory:
-        yield Finding(f"{pool.total_memory - pool.available_memory} bytes of buffer.memory were not given back")
+    metrics, accumulator = run.world.producer.metrics(), run.world.accumulator
+    held = metrics["buffer-total-bytes"] - metrics["buffer-available-bytes"]
+    if held:
+        yield Finding(f"{held:.0f} bytes of buffer.memory were not given back")
     if accumulator.has_incomplete or accumulator.has_undrained:
         yield Finding(f"not empty: {accumulator!r}")
     if run.plan.ending == "heal" and run.world.client.has_in_flight_requests():

@@ -161,7 +161,7 @@ class Simulation:
         self.world.clock.advance(pause_ms)
 
     def _flush(self) -> None:
-        accumulator = self.world.producer._accumulator
+        accumulator = self.world.accumulator
         before = [call for call in self.ledger if call.raised is None]
         self.world.timeline.note("flush")
         limit_ms = self._settle_limit_ms()

@@ -174,7 +174,7 @@ class World:
         for topic in self.cluster.topics.values():
             topic.max_message_bytes = plan.max_message_bytes
         self.clock, self.network, self.client = harness.clock, harness.network, harness.client
-        self.producer, self.config = harness.producer, harness.config
+        self.producer, self.config, self.accumulator = harness.producer, harness.config, harness.accumulator
         assert isinstance(harness.selector, _Selector)
         self.selector = harness.selector
         self.timeline = self.cluster.timeline = Timeline(self.clock)

@@ -46,7 +46,7 @@ class Maker:
     def _stepped(self, step: str) -> Callable[..., None]:
         return lambda *_: self.steps.append(step)
 
-    def _begin_start(self, *, write_archive: Path) -> None:
+    def begin_start(self, *, write_archive: Path) -> None:
         self.steps.append("begin_start")
         if self.wrote:
             write_archive.write_text(self.wrote)
@@ -57,7 +57,7 @@ class Maker:
 @pytest.fixture
 def maker(monkeypatch: pytest.MonkeyPatch) -> Maker:
     made = Maker(monkeypatch)
-    monkeypatch.setattr(Node, "begin_start", lambda _, **given: made._begin_start(**given))
+    monkeypatch.setattr(Node, "begin_start", lambda _, **given: made.begin_start(**given))
     return made
 
 

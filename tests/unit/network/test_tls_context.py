@@ -30,15 +30,7 @@ PASSWORD = "hunter2"
 
 def settings_of(**settings: Any) -> ProducerConfig:
     """Return settings with underscores for dots, added to those that trust AUTHORITY. None removes a setting."""
-    given = {key.replace("_", "."): value for key, value in settings.items()}
-    return ProducerConfig.from_mapping(
-        {
-            "bootstrap.servers": "localhost:1",
-            "security.protocol": "SSL",
-            "ssl.truststore.certificates": AUTHORITY.certificate_pem,
-            **given,
-        }
-    )
+    return ProducerConfig.from_mapping(AUTHORITY.settings(**settings))
 
 
 def context_of(**settings: Any) -> ssl.SSLContext:

@@ -253,7 +253,7 @@ def test_many_threads_are_all_served_and_give_everything_back() -> None:
             for _ in range(300):
                 size, grant = rng.randrange(1, 2 * 1_024), Grant()
                 pool.allocate(size, JOIN_S * 1_000, grant)
-                most[0] = max(most[0], pool.total_memory - pool._available)
+                most[0] = max(most[0], pool.total_memory - pool.available_memory)
                 assert grant.size == size
                 time.sleep(0)  # lets the other threads run
                 give_back(pool, size)

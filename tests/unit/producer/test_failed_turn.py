@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 from support.producer_harness import TOPIC, ProducerHarness
+from support.threaded_producer import sender_thread
 from support.transaction_harness import TransactionHarness
 
 from spark_kafka_sink.common.clock import SystemClock
@@ -35,8 +36,8 @@ def breaks(timeout_ms: int, now_ms: int) -> NoReturn:
 def broken(harness: ProducerHarness) -> ProducerHarness:
     """Make each turn fail from now on, as the Sender's thread would see it."""
     harness.client.poll = breaks
-    harness.clock.on_wait = lambda _: harness.producer.sender._run_safely()
-    harness.producer.sender._run_safely()
+    harness.clock.on_wait = lambda _: harness.turn_of_thread()
+    harness.turn_of_thread()
     return harness
 
 
@@ -222,7 +223,6 @@ def test_failed_turn_is_logged_and_producer_not_reused(
         assert clock.slept.wait(5)
         del producer.sender.run_once
         assert producer.has_failed
-        assert producer._thread is not None
-        assert producer._thread.is_alive()
-    assert not producer._thread.is_alive()
+        thread = sender_thread(producer)
+    assert not thread.is_alive()
     assert FAULT in caplog.text

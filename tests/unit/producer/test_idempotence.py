@@ -25,7 +25,6 @@ from spark_kafka_sink.common.errors import (
     ClusterAuthorizationError,
     ConcurrentTransactionsError,
     CoordinatorLoadInProgressError,
-    DuplicateSequenceError,
     InvalidRecordError,
     InvalidRequestError,
     KafkaError,
@@ -436,9 +435,9 @@ def test_gap_after_data_loss_in_the_new_epoch_begins_another() -> None:
     def lose_the_last(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
         if stored(harness)[-1:] == [(1, 0)] and len(kept) == 1:
             kept.append(log.batches.pop())
-            log._producers.update(known)
+            log.producers.update(known)
         else:
-            known.update(copy.deepcopy(log._producers))
+            known.update(copy.deepcopy(log.producers))
         return proceed()
 
     known: dict[int, Any] = {}
@@ -483,19 +482,6 @@ def test_batches_of_older_epoch_finish_before_new_ones() -> None:
     harness.settle()
     assert errors([old, new]) == [None, None]
     assert stored(harness, 1) == [(0, 0), (0, 1), (1, 0)]
-
-
-# ---- row 28 ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_duplicate_is_success_without_an_offset() -> None:
-    harness = warm(ONE_EACH)
-    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(DuplicateSequenceError))
-    delivery = harness.send(b"v")
-    harness.settle()
-    assert delivery.error is None
-    assert delivery.metadata is not None
-    assert delivery.metadata.offset == -1
 
 
 # ---- row 29: the broker lost its producer state ----------------------------------------------------------------------

@@ -336,7 +336,7 @@ def test_records_in_a_batch_with_failed_rows_get_the_cause(monkeypatch: pytest.M
     def breaks(*_: object) -> None:
         raise MemoryError("no more")
 
-    monkeypatch.setattr(harness.accumulator, "_fill_runs", breaks)
+    monkeypatch.setattr(Block, "encode", breaks)
     with pytest.raises(MemoryError):
         harness.send_columns(COLUMNS)
     assert isinstance(first.error, KafkaError)
@@ -356,7 +356,7 @@ def test_ctrl_c_in_a_callback_is_raised_after_all_callbacks(monkeypatch: pytest.
 
     future = harness.producer.send(TOPIC, b"second", partition=0, on_completion=interrupted)
     harness.send(b"third", partition=0)
-    monkeypatch.setattr(harness.accumulator, "_fill_runs", breaks)
+    monkeypatch.setattr(Block, "encode", breaks)
     with pytest.raises(KeyboardInterrupt):
         harness.send_columns(COLUMNS.slice(0, 3))
     assert future.done()

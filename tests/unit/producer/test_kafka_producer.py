@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +22,10 @@ from support.fake_clock import FakeClock
 from support.producer_harness import AT_ONCE, TOPIC, ProducerHarness, warm
 from support.scripted_broker import faults
 from support.scripted_broker.exchange import Answer
+from support.threaded_producer import EXPIRES_AT_ONCE, producer_threads, sender_thread, threaded, threaded_with_topic
 
 from spark_kafka_sink.client.metadata_view import MetadataResponse, TopicMetadata
-from spark_kafka_sink.common.cluster import Node, TopicPartition
+from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
     BufferExhaustedError,
@@ -42,7 +44,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.producer import kafka_producer
 from spark_kafka_sink.producer.buffer_pool import Grant
-from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordMetadata, RecordThunk
+from spark_kafka_sink.producer.futures import RecordMetadata
 from spark_kafka_sink.producer.kafka_producer import MAX_BLOCK_ROWS, KafkaProducer
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.protocol.versions import ApiKey
@@ -327,15 +329,7 @@ def test_columns_without_a_callback_are_sent() -> None:
 
 def test_single_failed_rows_are_reported_in_stretches() -> None:
     harness = warm()
-
-    def refuse(cluster: Any, exchange: Any, proceed: Any) -> Any:
-        answer = faults.fail_with(InvalidRecordError)(cluster, exchange, proceed)
-        assert answer.values is not None
-        (topic,) = answer.values["responses"]
-        topic["partition_responses"][0]["record_errors"] = [{"batch_index": 2, "batch_index_error_message": "bad"}]
-        return answer
-
-    harness.cluster.on(ApiKey.PRODUCE, refuse)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_records(InvalidRecordError, {2: "bad"}))
     delivery = harness.send_columns(RecordColumns.from_rows([b"%d" % index for index in range(5)]))
     harness.settle()
     assert [(run.record_count, run.base_offset) for run, _ in delivery.runs] == [(2, -1), (1, -1), (2, -1)]
@@ -528,20 +522,19 @@ def test_an_invalid_topic_fails_at_once_and_others_flow(topic: str) -> None:
 
 def test_send_does_not_keep_invalid_topic_in_metadata() -> None:
     harness = warm()
-    idle_ms = harness.config.metadata_max_idle_ms
-    harness.send(topic="not valid")
-    expiry_ms = harness.metadata._expiry_ms.get("not valid")
+    first = harness.send(topic="not valid")
     harness.run_for(1_000)
     assert isinstance(harness.send(topic="not valid").error, InvalidTopicError)
-    assert harness.metadata._expiry_ms.get("not valid") == expiry_ms
-    assert idle_ms > 1_000
+    assert first.settled_ms is not None
+    assert not harness.metadata.retain_topic("not valid", first.settled_ms + harness.config.metadata_max_idle_ms)
 
 
 def test_a_send_renews_the_idle_time_of_its_topic() -> None:
     harness = warm({**AT_ONCE, "metadata.max.idle.ms": "5000"})
     harness.run_for(4_000)
     delivery = harness.send(b"x")
-    assert harness.metadata._expiry_ms[TOPIC] == delivery.sent_ms + 5_000
+    assert harness.metadata.retain_topic(TOPIC, delivery.sent_ms + 4_999)
+    assert not harness.metadata.retain_topic(TOPIC, delivery.sent_ms + 5_000)
 
 
 def test_metadata_keeps_topic_while_send_waits() -> None:
@@ -820,15 +813,6 @@ def test_settings_are_checked() -> None:
 # ---- with its own thread ---------------------------------------------------------------------------------------------
 
 
-def threaded(**settings: str) -> KafkaProducer:
-    """Return a producer on the real clock; the port of its broker is closed."""
-    return KafkaProducer({"bootstrap.servers": "127.0.0.1:1", "max.block.ms": "50", **settings})
-
-
-def producer_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("kafka-producer-network-thread")]
-
-
 def test_generated_client_ids_are_numbered() -> None:
     first, second = (ProducerHarness().producer for _ in range(2))
     assert re.fullmatch(r"producer-[1-9]\d*", first.client_id)
@@ -861,12 +845,11 @@ def test_close_leaves_no_thread() -> None:
 
 
 def test_close_with_a_limit_fails_the_remaining_records() -> None:
-    producer = threaded()
-    append_unsendable(producer)
+    producer = threaded_with_topic(TOPIC)
+    future = producer.send(TOPIC, b"v")
     producer.close(timeout=0.02)
     assert producer_threads() == []
-    assert producer.sender._is_forced
-    assert not producer._accumulator.has_incomplete
+    assert isinstance(future.exception(), ProducerClosedError)
 
 
 def test_close_with_limit_does_not_wait_for_dns(
@@ -882,48 +865,45 @@ def test_close_with_limit_does_not_wait_for_dns(
         return look_up(*arguments, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", silent)
-    producer = threaded()
+    producer = threaded_with_topic(TOPIC)
+    future = producer.send(TOPIC, b"v")
     assert is_asked.wait(JOIN_S)
-    append_unsendable(producer)
     began = time.monotonic()
     producer.close(timeout=0.2)
     assert time.monotonic() - began < JOIN_S
     assert "is delayed" in caplog.text
     producer.close(timeout=0)
-    assert len(producer_threads()) == 1
+    (thread,) = producer_threads()
     answer.set()
-    assert producer._thread is not None
-    producer._thread.join(JOIN_S)
+    thread.join(JOIN_S)
     assert producer_threads() == []
-    assert not producer._accumulator.has_incomplete
+    assert isinstance(future.exception(), ProducerClosedError)
     producer.close()
 
 
 def test_leaving_after_an_error_does_not_wait() -> None:
-    producer = threaded()
-    append_unsendable(producer)
+    producer = threaded_with_topic(TOPIC)
+    future = producer.send(TOPIC, b"v")
     producer.__exit__(RuntimeError, RuntimeError("mine"), None)
     assert producer_threads() == []
-    assert producer.sender._is_forced
+    assert isinstance(future.exception(), ProducerClosedError)
 
 
-def append_unsendable(producer: KafkaProducer) -> None:
-    thunk = RecordThunk(FutureRecordMetadata(0, -1, -1), None)
-    producer._accumulator.append_row(TopicPartition(TOPIC, 0), None, b"v", (), 0, 50, thunk, 0, 10**15)
-
-
-def test_producer_without_its_thread_has_failed() -> None:
+def test_producer_without_its_thread_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     producer = threaded()
-    producer.sender._is_running = False
+    thread = sender_thread(producer)
+    assert not producer.has_failed
+    producer.sender.run_once = Mock(side_effect=SystemExit)
     producer.sender.wakeup()
-    assert producer._thread is not None
-    producer._thread.join(JOIN_S)
+    thread.join(JOIN_S)
     assert producer.has_failed
     producer.close()
 
 
 def test_a_callback_may_close_and_may_not_flush() -> None:
-    producer = threaded()
+    producer = threaded_with_topic(TOPIC, **EXPIRES_AT_ONCE)
+    thread = sender_thread(producer)
     outcomes: list[object] = []
     done = threading.Event()
 
@@ -935,48 +915,30 @@ def test_a_callback_may_close_and_may_not_flush() -> None:
         producer.close()
         done.set()
 
-    thunk = RecordThunk(FutureRecordMetadata(0, -1, -1), on_completion)
-    expired_ms = producer._clock.now_ms() - 200_000
-    producer._accumulator.append_row(TopicPartition(TOPIC, 0), None, b"v", (), 0, 50, thunk, 0, expired_ms)
-    producer.sender.wakeup()
+    producer.send(TOPIC, b"v", on_completion=on_completion)
     assert done.wait(JOIN_S)
-    assert producer._thread is not None
-    producer._thread.join(JOIN_S)
-    assert not producer._thread.is_alive()
+    thread.join(JOIN_S)
+    assert not thread.is_alive()
     assert "would wait for its own thread" in str(outcomes[0])
 
 
 @pytest.mark.parametrize("missing", ["the metadata of topic unknown", "buffer.memory"])
 def test_send_in_callback_does_not_wait_for_itself(missing: str) -> None:
-    producer = threaded(**{"max.block.ms": "8000", "buffer.memory": "1000"})
+    producer = threaded_with_topic(TOPIC, **EXPIRES_AT_ONCE, **{"max.block.ms": "8000", "buffer.memory": "1000"})
     outcomes: list[BaseException | None] = []
     done = threading.Event()
 
     def on_completion(metadata: object, error: object) -> None:
-        if missing == "buffer.memory":
-            with pytest.raises(BufferExhaustedError) as caught:
-                producer._pool.allocate(1_000, 8_000, Grant())
-            outcomes.append(caught.value)
-        else:
-            outcomes.append(producer.send("unknown", b"v").exception())
+        topic = TOPIC if missing == "buffer.memory" else "unknown"
+        outcomes.append(producer.send(topic, bytes(700)).exception())
         done.set()
 
-    thunk = RecordThunk(FutureRecordMetadata(0, -1, -1), on_completion)
-    expired_ms = producer._clock.now_ms() - 200_000
-    producer._accumulator.append_row(TopicPartition(TOPIC, 0), None, b"v", (), 0, 50, thunk, 0, expired_ms)
-    producer.sender.wakeup()
+    producer.send(TOPIC, bytes(700), on_completion=on_completion)
     is_done = done.wait(JOIN_S)
     producer.close(0)
     assert is_done
     assert isinstance(outcomes[0], KafkaTimeoutError)
     assert f"own thread, cannot wait for {missing}" in str(outcomes[0])
-
-
-def test_metadata_is_made_from_the_settings() -> None:
-    producer = KafkaProducer({"bootstrap.servers": "127.0.0.1:1,127.0.0.1:2"}, client=ProducerHarness().client)
-    metadata = producer._metadata
-    assert [(node.host, node.port) for node in metadata.fetch().nodes] == [("127.0.0.1", 1), ("127.0.0.1", 2)]
-    assert metadata.fetch().is_bootstrap_configured
 
 
 def test_metadata_uses_the_configured_backoff_and_ages() -> None:

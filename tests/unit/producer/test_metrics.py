@@ -26,7 +26,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
 )
 from spark_kafka_sink.common.windows import EXPIRY_MS
-from spark_kafka_sink.producer.metrics import TIMED_CALLS
+from spark_kafka_sink.producer.metrics import TIMED_CALLS, ProducerMetrics
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
@@ -550,7 +550,7 @@ def test_a_flush_and_a_wait_for_metadata_are_measured() -> None:
     assert metrics["flush-time-ns-total"] == 0
     harness.send()  # the topic is known
     assert harness.producer.metrics()["metadata-wait-time-ns-total"] == waited_ms * 1_000_000
-    harness.producer._accumulator.flush = lambda begun, wait: bool(harness.settle()) or True
+    harness.accumulator.flush = lambda begun, wait: bool(harness.settle()) or True
     start_ms = harness.now_ms
     harness.producer.flush()
     assert harness.producer.metrics()["flush-time-ns-total"] == (harness.now_ms - start_ms) * 1_000_000 > 0
@@ -707,14 +707,14 @@ def test_connections_are_counted_as_they_come_and_go() -> None:
 
 def test_errors_that_many_threads_count_are_all_counted() -> None:
     harness = ProducerHarness()
+    metrics = ProducerMetrics(harness.accumulator.pool, harness.metadata, harness.client)
     threads = [
-        threading.Thread(target=lambda: [harness.producer._metrics.records_failed("t", 1, now) for now in range(5_000)])
-        for _ in range(4)
+        threading.Thread(target=lambda: [metrics.records_failed("t", 1, now) for now in range(5_000)]) for _ in range(4)
     ]
     for thread in threads:
         thread.start()
-    seen = [harness.producer.metrics()["record-error-total"] for _ in range(50)]
+    seen = [metrics.snapshot(5_000)["record-error-total"] for _ in range(50)]
     for thread in threads:
         thread.join(30)
     assert seen == sorted(seen)
-    assert harness.producer.metrics()["record-error-total"] == 20_000
+    assert metrics.snapshot(5_000)["record-error-total"] == 20_000

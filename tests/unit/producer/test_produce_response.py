@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -19,6 +20,8 @@ from support.transaction_harness import TransactionHarness
 
 from spark_kafka_sink.common.errors import IllegalStateError, InvalidRecordError, KafkaError
 from spark_kafka_sink.producer import produce_response, producer_batch
+from spark_kafka_sink.producer.metrics import ProducerMetrics
+from spark_kafka_sink.producer.produce_response import BatchOutcomes
 from spark_kafka_sink.producer.transactions import State
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
@@ -142,10 +145,7 @@ def test_acknowledged_records_do_not_fail_with_a_fault(
     """They are in the log: after a failure a caller would write them again."""
     harness, deliveries = before_an_answer(settings)
 
-    def no_memory(_: int) -> None:
-        raise MemoryError("no more")
-
-    monkeypatch.setattr(harness.producer._metrics, "batch_acknowledged", no_memory)
+    monkeypatch.setattr(ProducerMetrics, "batch_acknowledged", Mock(side_effect=MemoryError("no more")))
     harness.settle(1_000)
     assert_nothing_is_left(harness)
     for place in (TAKEN, DOUBLE, RETRIED, MOVED):
@@ -167,7 +167,7 @@ def test_unreadable_response_fails_its_batches_at_once(monkeypatch: pytest.Monke
 
 def test_fault_at_the_end_of_split_fails_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     harness, deliveries = before_an_answer(ONE_IN_FLIGHT)
-    raise_once(monkeypatch, harness.producer._metrics, "batch_split", RuntimeError("count"))
+    raise_once(monkeypatch, ProducerMetrics, "batch_split", RuntimeError("count"))
     harness.settle(1_000)
     assert_nothing_is_left(harness)
     assert all("RuntimeError: count" in str(delivery.error) for delivery in deliveries[SPLIT])
@@ -192,7 +192,7 @@ class Fault:
         original = getattr(owner, name)
 
         def first(*arguments: Any) -> Any:
-            delattr(owner, name)
+            setattr(owner, name, original)
             before = sys.getprofile()
             gc.disable()  # calls in a garbage collection, as by hypothesis, do not count
             sys.setprofile(self._on_call)
@@ -248,7 +248,7 @@ def test_fault_while_a_response_settles_leaves_nothing_behind(
     places: list[str] = []
     while not places or places[-1]:
         harness, deliveries = before_an_answer(settings)
-        injected = Fault(harness.producer.sender._outcomes, "handle_response", len(places) + 1, fault, in_c)
+        injected = Fault(BatchOutcomes, "handle_response", len(places) + 1, fault, in_c)
         harness.run_for(2_000)
         places.append(injected.where)
         if injected.where:
@@ -282,13 +282,13 @@ def test_fault_while_a_batch_expires_leaves_nothing_behind(
         for partition in (0, 1):
             harness.send(b"v", partition=partition)
         harness.send_columns(RecordColumns.from_rows([b"c"] * 2, partitions=[0, 1]))
-        injected = Fault(harness.producer.sender._outcomes, "expire", len(places) + 1, fault)
+        injected = Fault(BatchOutcomes, "expire", len(places) + 1, fault)
         deadline_ms = harness.now_ms + 20_000
         while harness.now_ms < deadline_ms and not harness.producer.sender.has_failed_turn:
-            harness.producer.sender._run_safely()
+            harness.turn_of_thread()
         places.append(injected.where)
         for _ in range(5):
-            harness.producer.sender._run_safely()
+            harness.turn_of_thread()
         if injected.where:
             print(injected.where)  # shows the place of the failure
             assert_nothing_is_left(harness)
@@ -309,7 +309,7 @@ def test_fault_while_sending_fails_drained_batches_at_once(fault: type[Exception
         injected = Fault(harness.producer.sender, "_send_producer_data", len(places) + 1, fault)
         deadline_ms = harness.now_ms + 2_000
         while harness.now_ms < deadline_ms and harness.accumulator.has_incomplete:
-            harness.producer.sender._run_safely()
+            harness.turn_of_thread()
         places.append(injected.where)
         if injected.where:
             print(injected.where)  # shows the place of the failure
@@ -347,7 +347,7 @@ def test_transaction_with_fault_in_any_call_is_not_committed(version: int, fault
     while not places or places[-1]:
         harness = in_a_transaction(version)
         sends_for_a_mixed_answer(harness)
-        injected = Fault(harness.producer.sender._outcomes, "handle_response", len(places) + 1, fault)
+        injected = Fault(BatchOutcomes, "handle_response", len(places) + 1, fault)
         harness.run_for(2_000)
         places.append(injected.where)
         if injected.where:
@@ -397,7 +397,7 @@ def test_impossible_state_in_an_answer_is_fatal(monkeypatch: pytest.MonkeyPatch,
     """Also if every batch of the answer could be settled."""
     harness = in_a_transaction(version)
     harness.send(b"v", partition=0)
-    raise_once(monkeypatch, harness.producer.sender._outcomes, "_note_answer", IllegalStateError("cannot be"))
+    raise_once(monkeypatch, BatchOutcomes, "_note_answer", IllegalStateError("cannot be"))
     assert_every_call_raises_at_once(harness, "commit_transaction", "abort_transaction")
     assert harness.state is State.FATAL_ERROR
     assert_nothing_is_left(harness)
@@ -420,7 +420,7 @@ def test_impossible_state_in_a_turn_is_fatal(monkeypatch: pytest.MonkeyPatch, ve
     harness = in_a_transaction(version)
     harness.send(b"v", partition=0)
     raise_once(monkeypatch, harness.manager, "_enqueue_new_partitions", IllegalStateError("cannot become one"))
-    harness.producer.sender._run_safely()
+    harness.turn_of_thread()
     assert harness.state is State.FATAL_ERROR
     assert_every_call_raises_at_once(harness, "commit_transaction", "abort_transaction")
     harness.settle(1_000)

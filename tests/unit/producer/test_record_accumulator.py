@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -67,12 +66,12 @@ class Rules(NoDrainRules):
     """Drain rules that a test sets."""
 
     def __init__(self) -> None:
-        self.waiting: set[ProducerBatch] = set()
+        self.waiting: set[TopicPartition] = set()
         self.is_completing = False
         self.drained: list[ProducerBatch] = []
 
     def must_wait(self, batch: ProducerBatch) -> bool:
-        return batch in self.waiting
+        return batch.topic_partition in self.waiting
 
     def on_drain(self, batch: ProducerBatch) -> None:
         self.drained.append(batch)
@@ -85,6 +84,7 @@ class Rig:
         memory: int = 100_000,
         rules: DrainRules | None = None,
         delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
+        retry_backoff: ExponentialBackoff | None = None,
     ) -> None:
         self.clock = FakeClock()
         self.pool = BufferPool(memory, self.clock)
@@ -92,7 +92,8 @@ class Rig:
             sizes=BatchSizes(batch_size),
             linger_ms=LINGER_MS,
             delivery_timeout_ms=delivery_timeout_ms,
-            retry_backoff=ExponentialBackoff(RETRY_BACKOFF_MS, 2, RETRY_BACKOFF_MS, 0, random.Random(1)),
+            retry_backoff=retry_backoff
+            or ExponentialBackoff(RETRY_BACKOFF_MS, 2, RETRY_BACKOFF_MS, 0, random.Random(1)),
             pool=self.pool,
             drain_rules=rules or NoDrainRules(),
         )
@@ -269,7 +270,7 @@ def test_room_is_that_of_the_batch_that_takes_records() -> None:
     assert rig.accumulator.room(place(0)) == 2 * ONE_RECORD
     for _ in range(3):
         rig.append()
-    assert len(rig.accumulator._queues[place(0)].batches) == 2
+    assert rig.ready(cluster_of(0)).queue_sizes == {TOPIC: {0: 2}}
     assert rig.accumulator.room(place(0)) == 2 * ONE_RECORD, "of the second batch: the first is closed"
     assert rig.accumulator.room(place(1)) == 0
     rig.drain(cluster_of(0))
@@ -363,7 +364,6 @@ def test_unfilled_batch_is_not_ready_drained_or_expired() -> None:
             expired.fail(KafkaError("late"))
             rig.accumulator.deallocate(expired)
             seen.append(rig.accumulator.next_expiry_ms())
-            rig.accumulator._flushes.add("one")
             return block.encode(runs)
 
     rig.accumulator.append_block(TOPIC, cast(Block, Watched()), block.groups, None, 0, rig.now_ms)
@@ -451,31 +451,39 @@ def test_a_full_batch_does_not_linger() -> None:
     assert rig.ready(cluster_of(0)).ready_nodes == {0: NODES[0]}
 
 
-def hurry_by_memory(rig: Rig) -> None:
-    rig.pool._waiters.append(threading.Condition())
+def while_memory_is_waited_for(rig: Rig, rules: Rules, look: Callable[[], None]) -> None:
+    rig.clock.on_wait = lambda timeout_ms: [look(), rig.clock.advance(timeout_ms)]
+    with pytest.raises(BufferExhaustedError):
+        rig.pool.allocate(rig.pool.total_memory, 5, Grant())
 
 
-def hurry_by_flush(rig: Rig) -> None:
-    rig.accumulator._flushes.add("one")
+def during_a_flush(rig: Rig, rules: Rules, look: Callable[[], None]) -> None:
+    rig.accumulator.flush(look, lambda batch: True)
 
 
-def hurry_by_close(rig: Rig) -> None:
+def after_a_close(rig: Rig, rules: Rules, look: Callable[[], None]) -> None:
     rig.accumulator.close()
+    look()
 
 
-def hurry_by_transaction(rig: Rig) -> None:
-    rules = rig.accumulator._rules
-    assert isinstance(rules, Rules)
+def at_the_end_of_a_transaction(rig: Rig, rules: Rules, look: Callable[[], None]) -> None:
     rules.is_completing = True
+    look()
 
 
-@pytest.mark.parametrize("hurry", [hurry_by_memory, hurry_by_flush, hurry_by_close, hurry_by_transaction])
-def test_nothing_lingers_during_flush_close_or_full_memory(hurry: Callable[[Rig], None]) -> None:
-    rig = Rig(rules=Rules())
+@pytest.mark.parametrize(
+    "hurry", [while_memory_is_waited_for, during_a_flush, after_a_close, at_the_end_of_a_transaction]
+)
+def test_nothing_lingers_during_flush_close_or_full_memory(
+    hurry: Callable[[Rig, Rules, Callable[[], None]], None],
+) -> None:
+    rules = Rules()
+    rig = Rig(rules=rules)
     rig.append()
     assert rig.ready(cluster_of(0)).ready_nodes == {}
-    hurry(rig)
-    assert set(rig.ready(cluster_of(0)).ready_nodes) == {0}
+    seen: list[set[int]] = []
+    hurry(rig, rules, lambda: seen.append(set(rig.ready(cluster_of(0)).ready_nodes)))
+    assert seen == [{0}]
 
 
 def test_lingering_begins_again_when_the_flush_is_over() -> None:
@@ -662,7 +670,7 @@ def test_batch_held_back_by_rules_blocks_no_other_partition() -> None:
     rig = Rig(batch_size=1, rules=rules)
     rig.append(0)
     rig.append(1)
-    rules.waiting.add(rig.accumulator._queues[place(0)].batches[0])
+    rules.waiting.add(place(0))
     (batch,) = rig.drain(cluster_of(0, 0))[0]
     assert batch.topic_partition == place(1)
     assert rules.drained == [batch]
@@ -700,8 +708,7 @@ def test_a_retry_goes_at_once_when_the_leader_has_changed() -> None:
 
 
 def test_the_backoff_grows_with_the_attempts() -> None:
-    rig = Rig(batch_size=1)
-    rig.accumulator._retry_backoff = ExponentialBackoff(100, 2, 1_000, 0, random.Random(1))
+    rig = Rig(batch_size=1, retry_backoff=ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)))
     rig.append()
     pauses = []
     for _ in range(5):
@@ -770,7 +777,7 @@ def test_empty_queue_of_a_forgotten_topic_is_removed() -> None:
         rig.append(partition)
     in_flight = rig.drain_one(cluster_of(0, None, None, None))  # partition 0; those of 1 to 3 wait
     rig.ready(cluster_of(None, 0, 0))
-    assert set(rig.accumulator._queues) == {place(1), place(2), place(3)}
+    assert set(rig.ready(cluster_of(0, 0, 0, 0)).queue_sizes[TOPIC]) == {1, 2, 3}
     rig.accumulator.reenqueue(in_flight, NotLeaderOrFollowerError(), rig.now_ms)
     rig.append(0)
     rig.clock.advance(2 * RETRY_BACKOFF_MS)

@@ -22,7 +22,6 @@ from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.versions import KAFKA_2_1
 
 from spark_kafka_sink.client.seams import ClientResponse
-from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     BrokerError,
     ClusterAuthorizationError,
@@ -42,9 +41,10 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
     UnsupportedVersionError,
 )
-from spark_kafka_sink.network.channel import ChannelKind, ChannelState
 from spark_kafka_sink.producer.futures import RecordMetadata
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.protocol.versions import ApiKey
+from spark_kafka_sink.record.codecs import Codec
 from spark_kafka_sink.record.columns import RecordColumns
 
 SHORT = {"linger.ms": "0", "delivery.timeout.ms": "10000", "request.timeout.ms": "3000"}
@@ -192,11 +192,13 @@ def test_one_request_in_flight_mutes_its_partition_until_the_answer() -> None:
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(RequestTimedOutError), times=2)
     for index in range(4):
         harness.send(b"%d" % index)
-    harness.turn()
-    assert harness.accumulator._queues[TopicPartition(TOPIC, 0)].is_muted
+    harness.network.held.add(0)
+    for _ in range(5):
+        harness.turn(1)
+    assert len(produce_attempts(harness)) == 1
+    harness.network.held.clear()
     harness.settle()
     assert harness.values() == [b"0", b"1", b"2", b"3"]
-    assert not harness.accumulator._queues[TopicPartition(TOPIC, 0)].is_muted
 
 
 @pytest.mark.parametrize(("setting", "acks"), [("0", 0), ("1", 1), ("all", -1), ("-1", -1)])
@@ -254,7 +256,7 @@ def test_a_leaderless_topic_that_was_forgotten_is_added_again() -> None:
     harness.metadata.request_update()
     harness.run_for(200)
     delivery = harness.send(b"x")
-    harness.metadata._expiry_ms.clear()
+    assert not harness.metadata.retain_topic(TOPIC, harness.now_ms + harness.config.metadata_max_idle_ms), "forgotten"
     harness.turn()
     assert TOPIC in harness.known_topics
     harness.cluster.move_leader(TOPIC, 0, 0)
@@ -262,12 +264,19 @@ def test_a_leaderless_topic_that_was_forgotten_is_added_again() -> None:
     assert delivery.error is None
 
 
-def test_batch_that_cannot_be_encoded_fails_without_the_others() -> None:
+def test_batch_that_cannot_be_encoded_fails_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = warm(topics={TOPIC: 2})
     bad, good = harness.send(b"bad", partition=0), harness.send(b"good", partition=1)
-    (batch,) = harness.accumulator._queues[TopicPartition(TOPIC, 0)].batches
-    batch._row_runs[0].timestamps_ms[0] = 2**70
+    seal = ProducerBatch.seal
+
+    def overflows(batch: ProducerBatch, codec: Codec) -> None:
+        if batch.topic_partition.partition == 0:
+            raise OverflowError("int too big to convert")
+        seal(batch, codec)
+
+    monkeypatch.setattr(ProducerBatch, "seal", overflows)
     harness.settle()
+    monkeypatch.undo()
     assert "flights-0 could not be encoded" in str(bad.error)
     assert good.error is None
     after = harness.send(b"after", partition=0)
@@ -372,32 +381,6 @@ def test_retry_waits_for_its_backoff() -> None:
     refused(harness, ErrorCode.request_timed_out)
     first, second = produce_attempts(harness)
     assert 320 <= second.now_ms - first.now_ms <= 490
-
-
-def test_new_leader_named_in_an_answer_is_tried_at_once() -> None:
-    """Row 16 with a new leader; KIP-951."""
-    harness = warm({**AT_ONCE, "retry.backoff.ms": "400"}, node_count=2, topics={TOPIC: 1, "other": 2})
-    for leader in (1, 0, 1):  # so that the epoch is not the leader's id
-        harness.cluster.move_leader(TOPIC, 0, leader)
-    delivery = harness.send(b"x")
-    harness.settle()
-    first, second = produce_attempts(harness)
-    assert (first.node_id, second.node_id) == (0, 1)
-    assert delivery.took_ms < 320
-    assert harness.values() == [b"x"]
-
-
-def test_unnamed_leader_is_requested_and_the_retry_waits() -> None:
-    """Row 16 without a leader in the answer: metadata has the leader."""
-    harness = warm({**AT_ONCE, "retry.backoff.ms": "400"}, node_count=2, topics={TOPIC: 1, "other": 2})
-    harness.run_for(1_000)  # past the pause since the last metadata
-    harness.cluster.has_leader_hints = False
-    harness.cluster.move_leader(TOPIC, 0, 1)
-    delivery = harness.send(b"x")
-    harness.settle()
-    assert [each.node_id for each in produce_attempts(harness)] == [0, 1]
-    assert harness.cluster.requests_of(ApiKey.METADATA)
-    assert delivery.error is None
 
 
 def test_permanent_error_fails_the_record_at_once_with_its_place() -> None:
@@ -548,22 +531,13 @@ def test_answer_for_many_unsent_partitions_is_logged_in_one_line(caplog: pytest.
 # ---- row 24: single records ------------------------------------------------------------------------------------------
 
 
-def record_errors(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
-    """INVALID_RECORD because of record 1 of each batch."""
-    values = dict(faults.fail_with(InvalidRecordError)(cluster, exchange, proceed).values or {})
-    for topic in values["responses"]:
-        for each in topic["partition_responses"]:
-            each["record_errors"] = [
-                {"batch_index": 1, "batch_index_error_message": "no key"},
-                {"batch_index": 2, "batch_index_error_message": None},
-            ]
-            each["error_message"] = "One record is wrong"
-    return Answer(values)
+CAUSES = {1: "no key", 2: None}
+CODE_WITHOUT_CLASS = ErrorCode.throttling_quota_exceeded
 
 
 def test_errors_of_single_records_reach_their_own_futures() -> None:
     harness = warm({"linger.ms": "20"})
-    harness.cluster.on(ApiKey.PRODUCE, record_errors)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_records(InvalidRecordError, CAUSES, "One record is wrong"))
     deliveries = [harness.send(b"%d" % index) for index in range(4)]
     harness.settle()
     errors = [delivery.error for delivery in deliveries]
@@ -579,15 +553,8 @@ def test_errors_of_single_records_reach_their_own_futures() -> None:
 
 
 def test_a_refused_timestamp_says_what_to_change() -> None:
-    def refuse(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
-        answer = record_errors(cluster, exchange, proceed)
-        for topic in (answer.values or {})["responses"]:
-            for each in topic["partition_responses"]:
-                each["error_code"] = 32
-        return answer
-
     harness = warm({"linger.ms": "20"})
-    harness.cluster.on(ApiKey.PRODUCE, refuse)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_records(ErrorCode.invalid_timestamp, CAUSES))
     deliveries = [harness.send(b"%d" % index) for index in range(4)]
     harness.settle()
     for delivery in deliveries:
@@ -595,18 +562,11 @@ def test_a_refused_timestamp_says_what_to_change() -> None:
 
 
 def test_other_records_of_a_refused_batch_get_its_code() -> None:
-    def refuse(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
-        answer = record_errors(cluster, exchange, proceed)
-        for topic in (answer.values or {})["responses"]:
-            for each in topic["partition_responses"]:
-                each["error_code"] = 89  # without a class
-        return answer
-
     harness = warm({"linger.ms": "20"})
-    harness.cluster.on(ApiKey.PRODUCE, refuse)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_records(CODE_WITHOUT_CLASS, CAUSES))
     deliveries = [harness.send(b"%d" % index) for index in range(4)]
     harness.settle()
-    assert [getattr(delivery.error, "error_code", None) for delivery in deliveries] == [89] * 4
+    assert [getattr(delivery.error, "error_code", None) for delivery in deliveries] == [CODE_WITHOUT_CLASS] * 4
 
 
 # ---- row 21: too large -----------------------------------------------------------------------------------------------
@@ -772,6 +732,7 @@ def test_too_large_record_fails_and_later_ones_go_on() -> None:
 
 
 def test_an_expired_batch_is_not_split() -> None:
+    """Row 21 after the delivery timeout."""
     harness = warm(SHORT | {"linger.ms": "1"})
     refuse = faults.fail_with(RecordTooLargeError)
     harness.cluster.on(ApiKey.PRODUCE, lambda *call: dataclasses.replace(refuse(*call), delay_ms=2_500), times=None)
@@ -798,17 +759,9 @@ def test_unsent_records_fail_at_the_delivery_timeout_with_the_cause() -> None:
     assert isinstance(delivery.error, KafkaTimeoutError)
     assert "delivery.timeout.ms=10000" in str(delivery.error)
     assert "flights-0" in str(delivery.error)
+    assert "no broker of bootstrap.servers answered: Connection to node -1 lost" in str(delivery.error)
     assert 10_000 <= delivery.took_ms <= 10_100
     assert harness.memory_in_use == 0
-
-
-def test_expiry_without_any_broker_does_not_blame_the_leader() -> None:
-    harness = warm(SHORT)
-    harness.network.stop(0)
-    harness.run_for(10)
-    delivery = harness.send(b"x")
-    harness.settle()
-    assert "no broker of bootstrap.servers answered: Connection to node -1 lost" in str(delivery.error)
 
 
 def test_expiry_with_an_unreachable_broker_names_it() -> None:
@@ -1193,8 +1146,8 @@ def test_refused_producer_is_not_used_again(is_idempotent: bool, do_records_wait
     assert not harness.producer.has_failed
     refusal = SslAuthenticationError("Node 0 refuses this client's certificate (certificate expired).")
     if do_records_wait:
-        harness.selector.close("0")
-        harness.selector._lost["0"] = ChannelState(ChannelKind.AUTHENTICATION_FAILED, refusal)
+        harness.network.refused_logins[0] = refusal
+        harness.network.cut(0)
         delivery = harness.send(b"v")
         harness.settle(1_000)
         assert delivery.error is refusal

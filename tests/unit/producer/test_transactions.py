@@ -22,6 +22,7 @@ from support.scripted_broker import faults
 from support.scripted_broker.batches import check_batch
 from support.transaction_harness import GROUP, ID, PLACE, TransactionHarness
 
+from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     CoordinatorLoadInProgressError,
@@ -209,12 +210,12 @@ def test_transaction_of_offsets_only_is_committed(version: int) -> None:
     assert {place: commit.offset for place, commit in harness.offsets().items()} == {(TOPIC, 0): 2, (TOPIC, 1): 3}
 
 
-def test_transaction_version_changes_only_with_next_transaction() -> None:
+def test_transaction_version_changes_only_with_next_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = {"transaction.version": 1}
+    monkeypatch.setattr(ApiVersions, "finalized_feature", lambda _, name: levels[name])
     harness = TransactionHarness(1)
     harness.producer.init_transactions()
     harness.commit(b"a")
-    levels = {"transaction.version": 1}
-    harness.manager._finalized_feature = levels.__getitem__
     harness.producer.begin_transaction()
     harness.send(b"b", partition=0)
     levels["transaction.version"] = 2

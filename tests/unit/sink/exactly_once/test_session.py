@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 
 import pytest
 from support.coordinator_bench import CoordinatorBench
+from support.driver_steps import marked_task
 from support.fake_clock import FakeClock
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, EndTxnStatus
-from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     ConfigError,
     IllegalStateError,
@@ -36,8 +36,6 @@ from spark_kafka_sink.sink.exactly_once.messages import (
     BatchChangedError,
     BatchStart,
     TaskOutcome,
-    TaskTransaction,
-    task_id,
 )
 from spark_kafka_sink.sink.exactly_once.operator import Operator
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
@@ -76,17 +74,10 @@ class SessionBench(CoordinatorBench):
     def tasks(self, batch_start: BatchStart, batch_id: int, query_id: str = "q") -> list[TaskOutcome]:
         if batch_start.is_written_already(batch_id, query_id):
             return [TaskOutcome(batch_start, batch_id, query_id, 0, 1, None, True)]
-        open_ = self.raw.begin(task_id(batch_start.prefix, 0, 0))
-        self.raw.write(open_, TopicPartition("t", 0), f"row {batch_id}")
-        written = TaskTransaction(open_, 0, 1)
-        self.raw.mark(open_, open_.transactional_id, batch_start.place, batch_id + 1, written.marker_text)
-        return [TaskOutcome(batch_start, batch_id, query_id, 0, 1, written)]
+        return [marked_task(self, batch_start, batch_id=batch_id, query_id=query_id, value=f"row {batch_id}")]
 
     def run(self, batch_id: int, run_id: str = "run 1", config: SinkConfig = CONFIG) -> None:
         session(PREFIX).run(config, StreamBatch("q", run_id, batch_id), self.tasks)
-
-    def values(self) -> list[str]:
-        return [(record.value or b"").decode() for record in self.cluster.log("t", 0).committed_records()]
 
 
 @pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
@@ -366,8 +357,15 @@ def test_prefixes_of_one_batch_write_each_keep_no_connections(
     """
     clock = FakeClock()
     monkeypatch.setattr(session_module, "SystemClock", lambda: clock)
-    session(PREFIX).run(CONFIG, None, lambda *_: [])
-    client = weakref.ref(session(PREFIX)._driver)
+    drivers, begin = [], ExactlyOnceDriver.begin
+
+    def note(driver: ExactlyOnceDriver, *arguments: Any) -> BatchStart:
+        drivers.append(weakref.ref(driver))
+        return begin(driver, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, "begin", note)
+        session(PREFIX).run(CONFIG, None, lambda *_: [])
     clock.sleep_ms(2_000)
     session("payments")
     assert bench.connections == ["made"]
@@ -375,7 +373,7 @@ def test_prefixes_of_one_batch_write_each_keep_no_connections(
     session("payments")
     assert bench.connections == ["made", "closed"]
     gc.collect()
-    assert client() is None
+    assert [driver() for driver in drivers] == [None]
     session(PREFIX).run(CONFIG, None, bench.tasks)
     assert bench.values() == ["row 0"]
 
@@ -390,7 +388,7 @@ def test_idle_prefix_keeps_no_settings(
     session(PREFIX).run(CONFIG, batch, lambda *_: [])
     session("payments")
     kept = session(PREFIX)
-    assert kept._client is None
+    assert bench.connections == ["made", "closed"]
     assert len(pickle.dumps({name: value for name, value in vars(kept).items() if name != "_lock"})) < 1_000
 
 
@@ -408,8 +406,11 @@ def test_only_most_recent_streams_keep_connections(bench: SessionBench, monkeypa
     session("table-0").run(CONFIG, StreamBatch("0", "run", 1), lambda *_: [])
     session("payments")
     assert bench.connections.count("made") - bench.connections.count("closed") == 32, "those used last"
-    assert session("table-0")._client is not None
-    assert session("table-8")._client is None
+    made = bench.connections.count("made")
+    session("table-0").run(CONFIG, StreamBatch("0", "run", 2), lambda *_: [])
+    assert bench.connections.count("made") == made
+    session("table-8").run(CONFIG, StreamBatch("8", "run", 1), lambda *_: [])
+    assert bench.connections.count("made") == made + 1
 
 
 def test_batch_writes_close_no_connections_of_a_stream(bench: SessionBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,13 +540,13 @@ def test_batch_of_another_driver_is_skipped_each_time(bench: SessionBench, ids: 
     if ids == "forgotten":
         bench.cluster.transactions.transactions.clear()
         bench.run(1)
-        assert session(PREFIX)._decided is None, "the last decision is another driver's"
     else:
         with pytest.raises(ProducerFencedError):
             bench.run(1)
     for run in ("run 4", "run 5"):  # later code in foreachBatch failed
+        asked = len(bench.asked(ApiKey.FETCH))
         bench.run(1, run)
-        assert session(PREFIX)._decided is None
+        assert len(bench.asked(ApiKey.FETCH)) > asked, "the last decision is another driver's, and is read"
     assert bench.values() == ["row 0", "row 1"]
 
 
