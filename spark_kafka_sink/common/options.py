@@ -173,7 +173,7 @@ def https_url(value: object) -> str:
     if not is_usable:
         raise RefusalError("must be a URL of the form https://host/path")
     if parts.username is not None or parts.password is not None:
-        raise RefusalError("must be a URL without credentials; they have options of their own")
+        raise RefusalError("must be a URL without credentials; they have their own options")
     if re.search(r"[\0-\x20\x7f]", url) or not (parts.path + parts.query).isascii():
         raise RefusalError("must have %XX for blanks, and for characters of its path that are not ASCII")
     return url

@@ -191,7 +191,7 @@ def test_aborted_transactions_are_known_after_a_read(isolation_level: int) -> No
     assert bench.reader.aborted == {(6, 0)}
 
 
-# ---- trouble -------------------------------------------------------------------------------------------------------
+# ---- failures -------------------------------------------------------------------------------------------------------
 
 
 def test_missing_topic_is_reported_and_not_created() -> None:
