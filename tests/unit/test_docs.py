@@ -196,6 +196,52 @@ def test_documented_redaction_knows_every_secret_option() -> None:
         assert [key for key in secret if not re.search(redaction(name), f"kafka.{key}")] == []
 
 
+# ---- settings of logins, on each page that has some ----------------------------------------------------------------
+
+
+def settings_blocks() -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each block of producer settings with its page and the first line of it."""
+    for page in PAGES:
+        for number, block in enumerate(re.findall(r"```properties\n(.*?)```", page.read_text(), re.DOTALL)):
+            pairs = dict(line.split("=", 1) for line in block.splitlines())
+            if any(key.startswith("kafka.") for key in pairs):
+                yield f"{page.name}, block {number}", pairs
+
+
+BLOCKS = dict(settings_blocks())
+EACH_BLOCK = pytest.mark.parametrize("block", BLOCKS.values(), ids=list(BLOCKS))
+SERVICES = {"Confluent Cloud", "Amazon MSK", "Azure Event Hubs", "Redpanda", "Aiven"}
+PLACEHOLDER = r"(?:<[a-z ]+>|\.\.\.)"
+
+
+@EACH_BLOCK
+def test_block_of_settings_is_accepted(block: dict[str, str]) -> None:
+    config = options.SinkConfig.from_options({"kafka.bootstrap.servers": "h1:9092", "topic": "t", **block})
+    assert config.producer.security_protocol != "PLAINTEXT"
+    exactly_once = {"kafka.bootstrap.servers": "h1:9092", "topic": "t", "delivery.guarantee": "exactly-once", **block}
+    assert options.SinkConfig.from_options(exactly_once).is_exactly_once
+
+
+@EACH_BLOCK
+def test_secrets_of_a_block_are_placeholders(block: dict[str, str]) -> None:
+    table = table_of(ProducerConfig)
+    for key, value in block.items():
+        if not table[key.removeprefix("kafka.")].metadata.get("is_secret"):
+            continue
+        if key == "kafka.sasl.jaas.config":
+            for name, secret in re.findall(r'(password|clientSecret|HMAC)="(.*?)"', value):
+                inner = secret.rpartition("SharedAccessKey=")[2]
+                assert re.fullmatch(PLACEHOLDER, inner, re.IGNORECASE), name
+        elif not key.endswith(("location", "token.provider", "endpoint.url")):
+            assert re.fullmatch(PLACEHOLDER, value), key
+
+
+def test_each_managed_service_has_a_block_of_settings() -> None:
+    body = (DOCS / "managed-kafka.md").read_text()
+    sections = {part.splitlines()[0]: part for part in body.split("\n## ")[1:]}
+    assert {name for name, part in sections.items() if "kafka.bootstrap.servers=" in part} == SERVICES
+
+
 # ---- all pages -----------------------------------------------------------------------------------------------------
 
 
