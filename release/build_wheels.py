@@ -38,7 +38,8 @@ class Target:
     flags: tuple[str, ...] = ("-fPIC",)
 
 
-_MAC: Final = ("-undefined", "dynamic_lookup")  # as Python's own build: the interpreter has the symbols
+# as Python's own build: the interpreter has the symbols. Without a name the linker writes the path of its output
+_MAC: Final = ("-undefined", "dynamic_lookup", "-Wl,-install_name,_kernel.abi3.so")
 TARGETS: Final = (
     Target(("manylinux_2_17_x86_64", "manylinux2014_x86_64"), "x86_64-linux-gnu.2.17"),
     Target(("manylinux_2_17_aarch64", "manylinux2014_aarch64"), "aarch64-linux-gnu.2.17"),
@@ -200,6 +201,11 @@ def missing_files(tracked: Iterable[str], names: Iterable[str]) -> list[str]:
     return sorted(name for name in tracked if name not in held and not name.startswith((".ci/", ".git")))
 
 
+def folder_faults(content: bytes, folders: Iterable[Path]) -> list[str]:
+    """Return which folders of the machine that builds a compiled module names."""
+    return [f"names the folder {folder}" for folder in folders if str(folder).encode() in content]
+
+
 def elf_faults(elf: Elf, target: Target) -> list[str]:
     """Return why a compiled module may not load on this Linux.
 
@@ -224,9 +230,10 @@ def check_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as held:
         (name,) = (name for name in held.namelist() if name.endswith(".dist-info/WHEEL"))
         faults = wheel_faults(held.namelist(), held.read(name).decode(), target)
-        if target and "linux" in target.zig and not faults:
-            with held.open(f"{PACKAGE}/{target.module}") as stream:
-                faults = elf_faults(read_elf(io.BytesIO(stream.read())), target)
+        if target and not faults:
+            content = held.read(f"{PACKAGE}/{target.module}")
+            faults = folder_faults(content, (ROOT, Path.home()))
+            faults += elf_faults(read_elf(io.BytesIO(content)), target) if "linux" in target.zig else []
     if faults:
         raise RuntimeError(f"{wheel.name} {' and '.join(faults)}")
     if target:

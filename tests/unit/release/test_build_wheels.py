@@ -45,6 +45,18 @@ def test_windows_is_linked_with_the_import_library(build_wheels: ModuleType) -> 
     assert "-fPIC" not in command
 
 
+def test_module_of_mac_has_a_name_without_a_folder(build_wheels: ModuleType) -> None:
+    """Bug: the linker wrote the path of its output into the modules for macOS."""
+    command = build_wheels.compile_command(target(build_wheels, "macosx_11_0_arm64"), Path("h"), Path("/a/b.so"))
+    assert "-Wl,-install_name,_kernel.abi3.so" in command
+
+
+def test_module_that_names_a_folder_of_the_machine_is_refused(build_wheels: ModuleType) -> None:
+    folders = [Path("/a/tree"), Path("/home/me")]
+    assert build_wheels.folder_faults(b"\0/a/tree/build/k.so\0", folders) == ["names the folder /a/tree"]
+    assert build_wheels.folder_faults(b"\0_kernel.abi3.so\0", folders) == []
+
+
 def test_definition_file_marks_data(build_wheels: ModuleType) -> None:
     assert build_wheels.definition_file(["PyList_New", "PyDict_Type"], {"PyDict_Type"}) == (
         "LIBRARY python3.dll\nEXPORTS\n    PyDict_Type DATA\n    PyList_New\n"
