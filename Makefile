@@ -140,16 +140,18 @@ constraints:
 	@$(FRESH)/bin/python -m pip freeze --exclude-editable > $(FRESH)/frozen
 	@(head -1 constraints.txt && cat $(FRESH)/frozen) > $(FRESH)/new && mv $(FRESH)/new constraints.txt
 
-# The source distribution and a wheel for each platform (CONTRIBUTING.md, "A release"). zig compiles for all of them.
+# Build the source distribution and a wheel for each platform (CONTRIBUTING.md, "A release"). zig compiles for all of them.
+# make dist URL=https://host/owner/name   also writes the project URLs into the packages, and makes README's links absolute
 DIST := .venv-dist
 dist:
 	@test -x $(DIST)/bin/python || $(PYTHON) -m venv $(DIST)
 	@$(DIST)/bin/python $(INSTALL) --requirement release/requirements.txt
-	$(DIST)/bin/python release/build_wheels.py
+	$(if $(URL),SPARK_KAFKA_SINK_URL=$(URL)) $(DIST)/bin/python -m release.build_wheels
 
-# make dist-test PYTHONS="python3.11 python3.14"   installs the packages of dist/ into new environments of these Pythons
+# make dist-test PYTHONS="python3.11 python3.14" PYSPARK=4.1.4   writes with the packages of dist/ in new environments of these
+# Pythons, in which this PySpark is installed before
 dist-test:
-	$(PYTHON) release/try_wheels.py --source $(or $(PYTHONS),$(PYTHON))
+	$(PYTHON) -m release.try_wheels --source $(if $(PYSPARK),--pyspark $(PYSPARK)) $(or $(PYTHONS),$(PYTHON))
 
 format: $(SETUP)
 	$(BIN)/ruff format .

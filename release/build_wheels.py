@@ -7,76 +7,23 @@ is packed again with it. Ends with an error if a platform cannot be built or a c
 from __future__ import annotations
 
 import argparse
-import io
 import os
+import runpy
 import shutil
-import subprocess
-import sys
 import sysconfig
-import tarfile
-import zipfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from email.parser import Parser
+from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-PACKAGE: Final = "spark_kafka_sink/record"
+from release.check_packages import check
+from release.compiled_module import read_module
+from release.targets import NOT_BUILT, PACKAGE, PYTHON_TAG, ROOT, TARGETS, Target, run, tool
+
 SOURCES: Final = tuple(ROOT / PACKAGE / name for name in ("_kernel.c", "_rows.c"))
-PYTHON_TAG: Final = "cp311-abi3"
-"""The kernel uses Python's stable interface of 3.11 only, so one wheel is for every Python from 3.11 on."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A platform: the tags of its wheel, zig's name for it, and how its Python finds and links the kernel."""
-
-    tags: tuple[str, ...]
-    zig: str
-    module: str = "_kernel.abi3.so"
-    flags: tuple[str, ...] = ("-fPIC",)
-
-
-# as Python's own build: the interpreter has the symbols. Without a name the linker writes the path of its output
-_MAC: Final = ("-undefined", "dynamic_lookup", "-Wl,-install_name,_kernel.abi3.so")
-TARGETS: Final = (
-    Target(("manylinux_2_17_x86_64", "manylinux2014_x86_64"), "x86_64-linux-gnu.2.17"),
-    Target(("manylinux_2_17_aarch64", "manylinux2014_aarch64"), "aarch64-linux-gnu.2.17"),
-    Target(("musllinux_1_2_x86_64",), "x86_64-linux-musl"),
-    Target(("musllinux_1_2_aarch64",), "aarch64-linux-musl"),
-    Target(("macosx_11_0_x86_64",), "x86_64-macos.11.0", flags=_MAC),
-    Target(("macosx_11_0_arm64",), "aarch64-macos.11.0", flags=_MAC),
-    Target(("win_amd64",), "x86_64-windows-gnu", module="_kernel.pyd", flags=()),
+NO_URL: Final = (
+    "No project URL: the packages have no project URLs, and README's links are plain names of files in the source"
+    " distribution. To have both: make dist URL=https://host/owner/name"
 )
-FROM_LIBC: Final = {"memcpy", "memmove", "memset", "memcmp"}
-"""What the kernel takes from the C library, with what the linker adds for it."""
-NOT_BUILT: Final = {
-    "Windows on ARM64": "pyarrow has no wheels there",
-    "other processors of Linux (ppc64le, s390x, riscv64)": "pyarrow has no wheels there",
-    "Python without the GIL (3.13t, 3.14t)": "it has no stable interface",
-}
-"""Platforms without a kernel, and why. pip takes the wheel in pure Python there."""
-
-
-def run(*command: str | Path, environment: Mapping[str, str] | None = None) -> str:
-    """Run a command and return its output. Raises RuntimeError with the output if the command fails."""
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=ROOT,
-        env={**os.environ, **(environment or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout}")
-    return done.stdout
-
-
-def tool(name: str, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> str:
-    return run(sys.executable, "-m", name, *arguments, environment=environment)
 
 
 # ---- the kernel ----------------------------------------------------------------------------------------------------
@@ -96,35 +43,9 @@ def copy_headers(folder: Path) -> Path:
 
 
 def definition_file(symbols: Iterable[str], data: Iterable[str]) -> str:
-    """Return the text of python3.def. `data`: names of symbols that are no functions."""
+    """Return the text of python3.def. `data`: the symbols that are not functions."""
     lines = [f"    {name} DATA" if name in data else f"    {name}" for name in sorted(symbols)]
     return "\n".join(["LIBRARY python3.dll", "EXPORTS", *lines, ""])
-
-
-@dataclass(frozen=True)
-class Elf:
-    """What a compiled module of Linux says: its machine, the libraries that it needs, and the names that it takes."""
-
-    machine: str
-    libraries: set[str]
-    names: set[str]
-
-    @property
-    def python_names(self) -> set[str]:
-        return {name for name in self.names if name.startswith(("Py", "_Py"))}
-
-
-def read_elf(stream: BinaryIO) -> Elf:
-    from elftools.elf.elffile import ELFFile
-
-    elf = ELFFile(stream)
-    symbols = elf.get_section_by_name(".dynsym").iter_symbols()
-    dynamic = elf.get_section_by_name(".dynamic").iter_tags()
-    return Elf(
-        elf.get_machine_arch(),
-        {tag.needed for tag in dynamic if tag.entry.d_tag == "DT_NEEDED"},
-        {symbol.name for symbol in symbols if symbol.entry.st_shndx == "SHN_UNDEF" and symbol.name},
-    )
 
 
 def import_library(folder: Path, symbols: Iterable[str]) -> Path:
@@ -138,9 +59,10 @@ def import_library(folder: Path, symbols: Iterable[str]) -> Path:
 
 
 def compile_kernel(target: Target, folder: Path, headers: Path, windows: Iterable[Path]) -> Path:
+    """Compile the kernel for a platform, and return the path of the module. `windows`: libraries for Windows."""
     output = folder / target.tags[0] / target.module
     output.parent.mkdir()
-    libraries = windows if target.module.endswith(".pyd") else ()
+    libraries = windows if target.system == "windows" else ()
     tool("ziglang", *compile_command(target, headers, output, libraries))
     return output
 
@@ -166,6 +88,7 @@ def pack(pure: Path, target: Target, kernel: Path, work: Path, output: Path) -> 
 
 
 def build(output: Path, work: Path) -> None:
+    """Build all packages into `output`. Raises RuntimeError if a tool fails."""
     environment = {"SPARK_KAFKA_SINK_KERNEL": "none"}
     print(f"Building into {output}", flush=True)
     tool("build", "--no-isolation", "--outdir", output, ROOT, environment=environment)
@@ -175,98 +98,20 @@ def build(output: Path, work: Path) -> None:
     for target in TARGETS:
         kernel = compile_kernel(target, work, headers, windows)
         if not windows:
-            with kernel.open("rb") as stream:
-                windows = [import_library(work, read_elf(stream).python_names)]
+            module = read_module(kernel.read_bytes(), target, work)
+            windows = [import_library(work, module.python_names)]
         pack(pure, target, kernel, work, output)
-        print(f"  built for {' and '.join(target.tags)}", flush=True)
-    for platform, why in NOT_BUILT.items():
-        print(f"  not built for {platform}: {why}. pip takes the wheel in pure Python.")
-
-
-# ---- the checks ----------------------------------------------------------------------------------------------------
-
-
-def wheel_faults(names: Iterable[str], metadata: str, target: Target | None) -> list[str]:
-    """Return what is wrong with a wheel that has these files. `target`: None for the wheel in pure Python."""
-    compiled = [name for name in names if name.endswith((".so", ".pyd"))]
-    expected = [f"{PACKAGE}/{target.module}"] if target else []
-    pure = Parser().parsestr(metadata)["Root-Is-Purelib"]
-    faults = [] if compiled == expected else [f"has {compiled}, not {expected}"]
-    return faults if pure == ("false" if target else "true") else [*faults, f"says Root-Is-Purelib: {pure}"]
-
-
-def missing_files(tracked: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the files of the repository that the source distribution lacks, but for settings of git and CI."""
-    held = {name.partition("/")[2] for name in names}
-    return sorted(name for name in tracked if name not in held and not name.startswith((".ci/", ".git")))
-
-
-def folder_faults(content: bytes, folders: Iterable[Path]) -> list[str]:
-    """Return which folders of the machine that builds a compiled module names."""
-    return [f"names the folder {folder}" for folder in folders if str(folder).encode() in content]
-
-
-def elf_faults(elf: Elf, target: Target) -> list[str]:
-    """Return why a compiled module may not load on this Linux.
-
-    musl finds itself under the name libc.so, which auditwheel does not know: it knows Alpine's name only.
-    """
-    machine = {"x86_64": "x64", "aarch64": "AArch64"}[target.zig.partition("-")[0]]
-    library = "libc.so" if target.zig.endswith("-musl") else "libc.so.6"
-    faults = [f"is for {elf.machine}, not {machine}"] if elf.machine != machine else []
-    faults += [f"needs {sorted(elf.libraries)}, not only {library}"] if elf.libraries != {library} else []
-    unknown = sorted(elf.names - elf.python_names - FROM_LIBC)
-    return [*faults, f"takes {unknown} from elsewhere"] if unknown else faults
-
-
-def target_of(wheel: Path) -> Target | None:
-    found = [target for target in TARGETS if target.tags[0] in wheel.stem.split("-")[-1].split(".")]
-    return found[0] if found else None
-
-
-def check_wheel(wheel: Path) -> None:
-    """Raise RuntimeError if the wheel does not run on every platform of its tags, as far as its file shows."""
-    target = target_of(wheel)
-    with zipfile.ZipFile(wheel) as held:
-        (name,) = (name for name in held.namelist() if name.endswith(".dist-info/WHEEL"))
-        faults = wheel_faults(held.namelist(), held.read(name).decode(), target)
-        if target and not faults:
-            content = held.read(f"{PACKAGE}/{target.module}")
-            faults = folder_faults(content, (ROOT, Path.home()))
-            faults += elf_faults(read_elf(io.BytesIO(content)), target) if "linux" in target.zig else []
-    if faults:
-        raise RuntimeError(f"{wheel.name} {' and '.join(faults)}")
-    if target:
-        tool("abi3audit", "--strict", wheel)
-    if target and "manylinux" in target.tags[0]:
-        said = tool("auditwheel", "show", wheel)
-        if f'"{target.tags[0]}"' not in said:
-            raise RuntimeError(f"{wheel.name} is not for {target.tags[0]}:\n{said}")
-
-
-def check(output: Path) -> None:
-    packages = sorted(output.iterdir())
-    tool("twine", "check", "--strict", *packages)
-    wheels = [path for path in packages if path.suffix == ".whl"]
-    if len(wheels) != len(TARGETS) + 1:
-        raise RuntimeError(f"{output} has {len(wheels)} wheels, not {len(TARGETS) + 1}")
-    for wheel in wheels:
-        check_wheel(wheel)
-    (source,) = output.glob("*.tar.gz")
-    if (ROOT / ".git").exists():
-        with tarfile.open(source) as held:
-            missing = missing_files(run("git", "ls-files").splitlines(), held.getnames())
-        if missing:
-            raise RuntimeError(f"{source.name} lacks {missing}: add them to MANIFEST.in")
-    print("Checked: twine check --strict, abi3audit --strict, auditwheel show, and the files inside")
-    for path in packages:
-        print(f"{path.stat().st_size / 1024:7.0f} KiB  {path.name}")
+        print(f"  {target.tags[-1]}", flush=True)
+    for platform, reason in NOT_BUILT.items():
+        print(f"  no kernel for {platform}: {reason}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder for the packages; emptied first")
     output = parser.parse_args().output.resolve()
+    url: str | None = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")["project_url"]()
+    print(f"Project URL: {url}" if url else NO_URL, flush=True)
     work = ROOT / "build" / "dist"
     for folder in (output, work):
         shutil.rmtree(folder, ignore_errors=True)
@@ -275,7 +120,7 @@ def main() -> None:
         # wheels of one commit have the same bytes
         os.environ["SOURCE_DATE_EPOCH"] = run("git", "log", "-1", "--format=%ct").strip()
     build(output, work)
-    check(output)
+    check(output, url)
 
 
 if __name__ == "__main__":

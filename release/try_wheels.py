@@ -1,51 +1,60 @@
-"""Install the packages of dist/ into new environments, and use the kernel there: see `make dist-test`.
+"""Install the packages of dist/ beside a PySpark that is already there, and write with them: see `make dist-test`.
 
-For each Python given: once the wheel that pip chooses for this machine, and once the wheel in pure Python. This package
-comes from dist/ only, its dependencies from the package index. With `--source`, tests of the source run too.
-Ends with an error if a kernel is missing, or is there where none belongs.
+For each Python given, in a new environment: the wheel in pure Python, and the wheel that pip chooses for this machine.
+With `--source`, for the first Python also the wheels that pip builds from the source distribution, with and without a C
+compiler, and tests of the source. This package comes from dist/ only, its dependencies from the package index.
+Each package runs README's batch into an embedded Kafka, and librdkafka counts the records.
+Ends with an error if a write fails, if PySpark has changed, or if a kernel is missing or where none belongs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+RELEASE: Final = ROOT / "release"
 NAME: Final = "spark-kafka-sink"
-QUIET: Final = ("-m", "pip", "--quiet", "--disable-pip-version-check")
-USE: Final = """
-import logging
-import sys
-import sysconfig
-from pathlib import Path
-
-import spark_kafka_sink
-from spark_kafka_sink import KafkaProducer
-from spark_kafka_sink.record.kernel import KERNEL
-
-installed = Path(spark_kafka_sink.__file__)
-assert installed.is_relative_to(sysconfig.get_path("platlib")), installed
-assert (KERNEL is not None) is (sys.argv[1] == "kernel"), KERNEL
-logging.disable()
-producer = KafkaProducer({"bootstrap.servers": "127.0.0.1:1", "delivery.timeout.ms": 2000, "request.timeout.ms": 1000})
-producer.close(0)
-print("Python", sys.version.split()[0], spark_kafka_sink.__version__, KERNEL.__file__ if KERNEL else "numpy")
-"""
-"""What runs in each environment, in a folder of its own: with no broker, a producer begins and ends."""
+PIP: Final = ("-m", "pip", "--quiet", "--disable-pip-version-check")
+RECORDS: Final = 1000
+"""The rows of README's batch."""
+TESTS: Final = ("tests/unit/record", "tests/unit/release", "tests/unit/test_setup.py")
+NO_COMPILER: Final = {"CC": "there-is-no-compiler"}
 
 
-def run(*command: str | Path, folder: Path) -> str:
-    """Run a command in a folder, with nothing of this environment. Raises CalledProcessError if it fails."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return subprocess.run(
-        [str(part) for part in command], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
+def clean_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those that change Python, PySpark or make."""
+    odd = ("PYTHON", "PYSPARK", "SPARK_", "MAKE", "MFLAGS")
+    return {name: value for name, value in variables.items() if not name.startswith(odd)}
+
+
+def run(*command: str | Path, folder: Path, environment: Mapping[str, str] | None = None) -> str:
+    """Run a command in a folder and return its output. Raises RuntimeError with all its output if it fails."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env={**clean_environment(os.environ), **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+# ---- environments --------------------------------------------------------------------------------------------------
 
 
 def packages_offered(dist: Path, kind: str) -> list[Path]:
@@ -56,55 +65,156 @@ def packages_offered(dist: Path, kind: str) -> list[Path]:
     return offered
 
 
-def choose(python: Path, dist: Path, kind: str, work: Path) -> Path:
-    """Return the wheel that pip chooses for this Python. Nothing comes from the package index here."""
-    index, chosen = work / "index", work / "chosen"
-    index.mkdir()
-    for package in packages_offered(dist, kind):
-        shutil.copy(package, index)
-    run(python, *QUIET, "download", "--no-index", "--find-links", index, "--no-deps", "-d", chosen, NAME, folder=work)
-    (wheel,) = chosen.iterdir()
-    return wheel
+@dataclass(frozen=True)
+class Environment:
+    """A new environment of a Python. `folder` also holds the files that are made for it."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, interpreter: str, folder: Path) -> Environment:
+        folder.mkdir(parents=True)
+        run(interpreter, "-m", "venv", folder / "environment", folder=folder)
+        return cls(folder)
+
+    @property
+    def bin(self) -> Path:
+        return self.folder / "environment" / "bin"
+
+    def python(self, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> str:
+        """Run the Python of this environment, which is also the first one of the PATH, as after `activate`."""
+        path = {"PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}"}
+        return run(self.bin / "python", *arguments, folder=self.folder, environment={**path, **(environment or {})})
+
+    def choose(self, dist: Path, kind: str) -> Path:
+        """Return the wheel that pip chooses from a folder, without the package index."""
+        index, chosen = self.folder / "index" / kind, self.folder / "chosen" / kind
+        index.mkdir(parents=True)
+        for package in packages_offered(dist, kind):
+            shutil.copy(package, index)
+        self.python(*PIP, "download", "--no-index", "--find-links", index, "--no-deps", "-d", chosen, NAME)
+        (wheel,) = chosen.iterdir()
+        return wheel
+
+    def build(self, source: Path, name: str, environment: Mapping[str, str]) -> Path:
+        """Return the wheel that pip builds from the source distribution."""
+        folder = self.folder / "built" / name
+        self.python(*PIP, "wheel", "--no-deps", "--no-cache-dir", "-w", folder, source, environment=environment)
+        (wheel,) = folder.iterdir()
+        return wheel
+
+    def install(self, wheel: Path) -> None:
+        """Install a wheel and what it needs, in place of the wheel of this package that may be there."""
+        self.python(*PIP, "install", wheel)
+        self.python(*PIP, "install", "--force-reinstall", "--no-deps", wheel)
 
 
-def try_wheel(interpreter: str, dist: Path, kind: str, work: Path) -> None:
-    """`kind`: kernel or pure."""
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    run(interpreter, "-m", "venv", work / "environment", folder=work)
-    python = work / "environment" / "bin" / "python"
-    wheel = choose(python, dist, kind, work)
-    run(python, *QUIET, "install", wheel, folder=work)
-    print(f"{wheel.name}: {run(python, '-c', USE, kind, folder=work).strip()}", flush=True)
-    shutil.rmtree(work)
+# ---- writes --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A running Kafka, and the environment whose librdkafka counts its records."""
+
+    address: str
+    environment: Environment
+
+    def count(self, topic: str) -> int:
+        return int(self.environment.python("-P", RELEASE / "count_records.py", self.address, topic))
+
+
+@contextmanager
+def embedded_kafka(interpreter: str, dist: Path, work: Path) -> Iterator[Broker]:
+    """Install the extra `local` from a wheel of dist/ into a new environment, and run its Kafka."""
+    environment = Environment.make(interpreter, work / "broker")
+    wheel = environment.choose(dist, "kernel")
+    environment.python(*PIP, "install", f"{NAME}[local] @ {wheel.as_uri()}", "confluent-kafka")
+    command = [str(environment.bin / "python"), "-P", "-m", "spark_kafka_sink.local"]
+    with subprocess.Popen(
+        command, cwd=work, env=clean_environment(os.environ), stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            address = process.stdout.readline().strip() if process.stdout else ""
+            if not address:
+                raise RuntimeError("The embedded Kafka did not start.")
+            yield Broker(address, environment)
+        finally:
+            process.terminate()
+
+
+def write_faults(facts: Mapping[str, Any], *, kernel: bool, pyspark: str, folder: Path, counted: int) -> list[str]:
+    """Return what is wrong with a write. `facts`: the output of use_package.py. `folder`: that of the environment."""
+    faults = [] if facts["pyspark"] == pyspark else [f"has PySpark {facts['pyspark']}, no longer {pyspark}"]
+    faults += [] if facts["kernel"] is kernel else ["has no kernel" if kernel else "has a kernel"]
+    faults += [] if Path(facts["folder"]).is_relative_to(folder) else [f"runs from {facts['folder']}"]
+    if not facts["records"] == counted == RECORDS:
+        faults.append(f"reports {facts['records']} records, and the topic has {counted}, not {RECORDS}")
+    return faults
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Writes with packages in one environment, with a PySpark that was there before."""
+
+    environment: Environment
+    broker: Broker
+    pyspark: str
+
+    def write(self, wheel: Path, *, kernel: bool, how: str) -> None:
+        """Raises RuntimeError if the write fails or is not as it must be."""
+        self.environment.install(wheel)
+        topic = f"orders-{self.environment.folder.name}-{how.replace(' ', '-')}"
+        said = self.environment.python("-P", RELEASE / "use_package.py", self.broker.address, topic)
+        facts = json.loads(said.splitlines()[-1])
+        counted = self.broker.count(topic)
+        folder = self.environment.folder
+        faults = write_faults(facts, kernel=kernel, pyspark=self.pyspark, folder=folder, counted=counted)
+        said = f"{wheel.name} ({how}) on Python {facts['python']} with PySpark {facts['pyspark']}"
+        if faults:
+            raise RuntimeError(f"{said} {' and '.join(faults)}")
+        print(f"{said}: {counted} records, {'compiled kernel' if kernel else 'numpy'}", flush=True)
+
+    def write_all(self, dist: Path, *, source: bool) -> None:
+        self.write(self.environment.choose(dist, "pure"), kernel=False, how="pure")
+        self.write(self.environment.choose(dist, "kernel"), kernel=True, how="kernel")
+        if source:
+            (archive,) = dist.glob("*.tar.gz")
+            self.write(self.environment.build(archive, "compiler", {}), kernel=True, how="source")
+            without = self.environment.build(archive, "none", NO_COMPILER)
+            self.write(without, kernel=False, how="source without a compiler")
 
 
 def try_source(dist: Path, work: Path) -> None:
-    """Run tests of the source distribution in a new environment that is made as its README says."""
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    """Run tests of the source distribution in an environment that its Makefile makes, as in a clone."""
     (source,) = dist.glob("*.tar.gz")
     with tarfile.open(source) as held:
-        held.extractall(work, filter="data")
-    (tree,) = work.iterdir()
+        held.extractall(work / "source", filter="data")
+    (tree,) = (work / "source").iterdir()
     run("make", "setup", f"PYTHON={sys.executable}", folder=tree)
-    said = run(tree / ".venv" / "bin" / "python", "-m", "pytest", "tests/unit/record", "-q", folder=tree)
+    said = run(tree / ".venv" / "bin" / "python", "-m", "pytest", *TESTS, "-q", folder=tree)
     print(f"{source.name}: {said.strip().splitlines()[-1]}", flush=True)
-    shutil.rmtree(work)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pythons", nargs="+", help="interpreters, as paths or names")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
-    parser.add_argument("--source", action="store_true", help="also run tests of the source distribution")
+    parser.add_argument("--pyspark", default="4.1.4", help="the version that is there before; not the newest")
+    parser.add_argument("--source", action="store_true", help="also try the source distribution")
     arguments = parser.parse_args()
-    work = ROOT / "build" / "dist-test"
-    for interpreter in arguments.pythons:
-        for kind in ("kernel", "pure"):
-            try_wheel(interpreter, arguments.dist.resolve(), kind, work)
+    dist, work, began = arguments.dist.resolve(), ROOT / "build" / "dist-test", time.monotonic()
+    shutil.rmtree(work, ignore_errors=True)
+    with embedded_kafka(arguments.pythons[0], dist, work) as broker:
+        for number, interpreter in enumerate(arguments.pythons):
+            environment = Environment.make(interpreter, work / f"python-{number}")
+            environment.python(*PIP, "install", f"pyspark=={arguments.pyspark}")
+            trial = Trial(environment, broker, arguments.pyspark)
+            trial.write_all(dist, source=arguments.source and number == 0)
+            shutil.rmtree(environment.folder)
     if arguments.source:
-        try_source(arguments.dist.resolve(), work)
+        try_source(dist, work)
+    shutil.rmtree(work)
+    print(f"All of it took {time.monotonic() - began:.0f} s.")
 
 
 if __name__ == "__main__":
