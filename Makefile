@@ -4,6 +4,7 @@
 # make faults  runs every row of the fault matrix. SEEDS=20 runs the rows that kill and freeze brokers with 20 seeds.
 #              KILLS=200 kills a driver of exactly-once delivery 200 times.
 # make soak    runs producers while brokers are killed and disconnected; MINUTES=10 SEED=1
+# make dist    builds the packages of a release, for every platform, into dist/. make dist-test installs them.
 # Each target sets itself up. It needs Python 3.11 or newer, and Java 17 or newer.
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ PINNED := $(INSTALL) --constraint constraints.txt
 
 .PHONY: demo test test-all setup check unit loopback integration-brokers integration-spark integration-jobs \
         integration-slow sanitizers test-pyspark test-kerberos faults faults-quick soak microbenchmark measured \
-        benchmark compare exactly-once-cost constraints format clean
+        benchmark compare exactly-once-cost constraints dist dist-test format clean
 
 setup: $(SETUP)
 
@@ -139,9 +140,22 @@ constraints:
 	@$(FRESH)/bin/python -m pip freeze --exclude-editable > $(FRESH)/frozen
 	@(head -1 constraints.txt && cat $(FRESH)/frozen) > $(FRESH)/new && mv $(FRESH)/new constraints.txt
 
+# Build the source distribution and a wheel for each platform (CONTRIBUTING.md, "A release"). zig compiles for all of them.
+# make dist URL=https://host/owner/name   also writes the project URLs into the packages, and makes README's links absolute
+DIST := .venv-dist
+dist:
+	@test -x $(DIST)/bin/python || $(PYTHON) -m venv $(DIST)
+	@$(DIST)/bin/python $(INSTALL) --requirement release/requirements.txt
+	$(if $(URL),SPARK_KAFKA_SINK_URL=$(URL)) $(DIST)/bin/python -m release.build_wheels
+
+# make dist-test PYTHONS="python3.11 python3.14" PYSPARK=4.1.4   writes with the packages of dist/ in new environments of these
+# Pythons, in which this PySpark is installed before
+dist-test:
+	$(PYTHON) -m release.try_wheels --source $(if $(PYSPARK),--pyspark $(PYSPARK)) $(or $(PYTHONS),$(PYTHON))
+
 format: $(SETUP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-pyspark-* .venv-benchmark build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-pyspark-* .venv-benchmark .venv-dist build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
