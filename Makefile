@@ -3,6 +3,7 @@
 # make test-all also runs the slow tests, and those of the kernel under sanitizers (make sanitizers)
 # make faults  runs every row of the fault matrix. SEEDS=20 runs the rows that kill and freeze brokers with 20 seeds.
 #              KILLS=200 kills a driver of exactly-once delivery 200 times.
+# make docs    builds the website of docs/ into build/site, and fails on a broken link
 # make soak    runs producers while brokers are killed and disconnected; MINUTES=10 SEED=1
 # Each target sets itself up. It needs Python 3.11 or newer, and Java 17 or newer.
 
@@ -15,7 +16,7 @@ PINNED := $(INSTALL) --constraint constraints.txt
 
 .PHONY: demo test test-all setup check unit loopback integration-brokers integration-spark integration-jobs \
         integration-slow sanitizers test-pyspark test-kerberos faults faults-quick soak microbenchmark measured \
-        benchmark compare exactly-once-cost constraints format clean
+        benchmark compare exactly-once-cost constraints docs format clean
 
 setup: $(SETUP)
 
@@ -35,7 +36,7 @@ test: $(SETUP)
 	@$(MAKE) --no-print-directory -j2 --output-sync=line \
 	    check integration-brokers unit integration-spark integration-jobs loopback faults-quick
 
-test-all: test sanitizers integration-slow
+test-all: test sanitizers integration-slow docs
 
 check: $(SETUP)
 	$(BIN)/ruff format --check .
@@ -72,7 +73,7 @@ integration-spark: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/sink -q -m 'not slow'
 
 integration-jobs: $(SETUP)
-	$(BIN)/python -m pytest tests/integration/jobs tests/integration/test_readme_examples.py -q -m 'not slow'
+	$(BIN)/python -m pytest tests/integration/jobs tests/integration/examples tests/integration/test_readme_examples.py -q -m 'not slow'
 
 # Run the tests that take minutes (beside Spark's own sink, on clusters, with kills and restarts), and the scripts of benchmarks/.
 integration-slow: $(SETUP)
@@ -139,9 +140,16 @@ constraints:
 	@$(FRESH)/bin/python -m pip freeze --exclude-editable > $(FRESH)/frozen
 	@(head -1 constraints.txt && cat $(FRESH)/frozen) > $(FRESH)/new && mv $(FRESH)/new constraints.txt
 
+# The website, in an environment of its own. To read it: python3 -m http.server --directory build/site
+DOCS := .venv-docs
+docs:
+	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python $(INSTALL) --requirement website/requirements.txt
+	NO_MKDOCS_2_WARNING=true $(DOCS)/bin/mkdocs build --strict --quiet
+
 format: $(SETUP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-pyspark-* .venv-benchmark build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-pyspark-* .venv-benchmark .venv-docs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
