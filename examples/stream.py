@@ -1,4 +1,4 @@
-"""Stream rows into Kafka until you press Ctrl-C, or for some seconds.
+"""Stream rows into Kafka until you press Ctrl-C.
 
     python examples/stream.py --bootstrap-servers 127.0.0.1:9092 --topic ticks --checkpoint /tmp/ticks
 
@@ -16,7 +16,6 @@ parser.add_argument("--bootstrap-servers", required=True, help="host:port of the
 parser.add_argument("--topic", default="ticks", help="the topic to write to [ticks]")
 parser.add_argument("--checkpoint", required=True, help="folder in which Spark keeps the position of the stream")
 parser.add_argument("--rows-per-second", type=int, default=100, help="rows that the source makes [100]")
-parser.add_argument("--seconds", type=float, default=None, help="stop after this time [never]")
 arguments = parser.parse_args()
 
 spark = SparkSession.builder.appName("stream").getOrCreate()
@@ -34,7 +33,7 @@ query = (
 )
 
 try:
-    query.awaitTermination(arguments.seconds)  # raises an error if the query fails
+    query.awaitTermination()  # raises an error if the query fails
 except KeyboardInterrupt:
     print("Stopping")
 finally:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,25 +22,45 @@ EXAMPLES = ROOT / "examples"
 NewTopic = Callable[..., str]
 
 
-@pytest.fixture
-def run_example(kafka_broker: Admin, tmp_path: Path) -> Callable[..., str]:
-    """`run_example(name, *arguments)` returns what the program prints."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # an activated environment
+TIMEOUT_S = 500
 
-    def run(name: str, *arguments: str) -> str:
-        done = subprocess.run(
+
+@pytest.fixture
+def start_example(kafka_broker: Admin, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """`start_example(name, *arguments)` starts a program in an activated environment. The test's end kills it."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    running: list[subprocess.Popen[str]] = []
+
+    def start(name: str, *arguments: str) -> subprocess.Popen[str]:
+        program = subprocess.Popen(
             [sys.executable, str(EXAMPLES / name), "--bootstrap-servers", kafka_broker.bootstrap_servers, *arguments],
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=180,
-            check=False,
             cwd=tmp_path,
             env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PATH": path, "TMPDIR": str(tmp_path)},
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        running.append(program)
+        return program
 
-    return run
+    yield start
+    for program in running:
+        if program.poll() is None:
+            program.kill()
+        program.communicate()
+
+
+def output_of(program: subprocess.Popen[str]) -> str:
+    """Wait for the end of the program, which must be a success. Return what it printed."""
+    printed, errors = program.communicate(timeout=TIMEOUT_S)
+    assert program.returncode == 0, errors
+    return printed
+
+
+@pytest.fixture
+def run_example(start_example: Callable[..., subprocess.Popen[str]]) -> Callable[..., str]:
+    """`run_example(name, *arguments)` runs a program to its end, and returns what it prints."""
+    return lambda name, *arguments: output_of(start_example(name, *arguments))
 
 
 def test_batch_example_writes_keys_headers_and_times(
@@ -55,17 +77,21 @@ def test_batch_example_writes_keys_headers_and_times(
     assert len(re.findall(r"the last offset is \d+", printed)) == 4
 
 
-def test_stream_example_goes_on_from_its_checkpoint(
-    run_example: Callable[..., str], kafka_broker: Admin, new_topic: NewTopic, tmp_path: Path
+def test_stream_example_writes_rows_until_it_is_interrupted(
+    start_example: Callable[..., subprocess.Popen[str]], kafka_broker: Admin, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     topic = new_topic()
-    arguments = ("--topic", topic, "--checkpoint", str(tmp_path / "checkpoint"), "--seconds", "6")
-    run_example("stream.py", *arguments)
-    before = read_values(kafka_broker.bootstrap_servers, topic)
-    run_example("stream.py", *arguments)
-    after = read_values(kafka_broker.bootstrap_servers, topic)
-    assert 0 < len(before) < len(after)
-    assert {int(value) for value in after} == set(range(max(map(int, after)) + 1))
+    program = start_example("stream.py", "--topic", topic, "--checkpoint", str(tmp_path / "checkpoint"))
+    deadline = time.monotonic() + TIMEOUT_S
+    while not read_values(kafka_broker.bootstrap_servers, topic):
+        assert program.poll() is None, program.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    program.send_signal(signal.SIGINT)
+    printed = output_of(program)
+    values = {int(value) for value in read_values(kafka_broker.bootstrap_servers, topic)}
+    assert values == set(range(len(values)))
+    assert re.search(r"^Stopping\n(.*\n)*batch \d+: [1-9]\d* rows", printed)
 
 
 def test_exactly_once_example_shows_each_row_once(

@@ -20,10 +20,10 @@ def executed(folder: Path) -> dict[str, Any]:
     target = folder / "executed.ipynb"
     target.write_text(NOTEBOOK.read_text())
     done = subprocess.run(
-        [sys.executable, "-m", "nbclient.cli", "--inplace", "--timeout", "180", str(target)],
+        [sys.executable, "-m", "nbclient.cli", "--inplace", "--timeout", "500", str(target)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
         cwd=folder,
         env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "JUPYTER_PLATFORM_DIRS": "1", "TMPDIR": str(folder)},
