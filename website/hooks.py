@@ -5,13 +5,11 @@ diagrams as pictures. MkDocs calls the functions whose names begin with `on_`.
 from __future__ import annotations
 
 import ast
-import configparser
 import json
 import posixpath
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,7 +51,7 @@ NAVIGATION: Final[dict[str, tuple[str, ...]]] = {
 """The tabs. `folder/*`: all pages of a folder. A page of docs/ that is not here is in the tab Use."""
 
 _WITHOUT_SIDEBAR: Final = "---\nhide: [navigation]\n---\n"
-_LINK: Final = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
+_LINK: Final = re.compile(r"\[([^\[\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 _FENCE: Final = re.compile(r"(^```.*?^```[ ]*$)", re.MULTILINE | re.DOTALL)
 _MERMAID: Final = re.compile(r"^```mermaid\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 _FOREIGN: Final = re.compile(
@@ -88,33 +86,23 @@ def source_of(page: str) -> str:
     return by_page.get(page, f"docs/{page}")
 
 
-@cache
-def repository() -> str:
-    """Return the project's URL, or "" if the metadata has none."""
-    metadata = configparser.ConfigParser()
-    metadata.read(ROOT / "setup.cfg")
-    return metadata.get("metadata", "url", fallback="")
-
-
 def relinked(text: str, source: str) -> str:
     """Return Markdown of the file `source` with links as the site needs them.
 
-    A link to a file without a page leads to the repository. MkDocs refuses what leads nowhere.
+    Of a link to a file without a page only the text stays. MkDocs refuses a link that leads nowhere.
     """
     here = page_of(source)
     assert here is not None
 
     def link(match: re.Match[str]) -> str:
-        target, anchor = match[1], match[2] or ""
+        text, target, anchor = match[1], match[2], match[3] or ""
         if not target or ":" in target:
             return match[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         page = page_of(path)
         if page is not None:
-            return f"]({posixpath.relpath(page, posixpath.dirname(here) or '.')}{anchor})"
-        if repository() and (ROOT / path).exists():
-            return f"]({repository()}/blob/HEAD/{path}{anchor})"
-        return match[0]
+            return f"[{text}]({posixpath.relpath(page, posixpath.dirname(here) or '.')}{anchor})"
+        return text if (ROOT / path).exists() else match[0]
 
     return outside_code(text, lambda part: _LINK.sub(link, part))
 

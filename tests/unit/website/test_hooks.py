@@ -30,9 +30,8 @@ def test_link_leads_to_the_page_of_its_file(source: str, text: str, expected: st
     assert hooks.relinked(text, source) == expected
 
 
-def test_link_to_a_file_without_a_page_leads_to_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "repository", lambda: "https://example.org/project")
-    assert hooks.relinked("[a](../Makefile)", "docs/jobs.md") == "[a](https://example.org/project/blob/HEAD/Makefile)"
+def test_link_to_a_file_without_a_page_becomes_text() -> None:
+    assert hooks.relinked("See [the `Makefile`](../Makefile).", "docs/jobs.md") == "See the `Makefile`."
 
 
 def test_list_after_a_line_of_text_gets_a_blank_line() -> None:
