@@ -16,7 +16,7 @@ PINNED := $(INSTALL) --constraint constraints.txt
 
 .PHONY: demo test test-all setup check unit loopback integration-brokers integration-spark integration-jobs \
         integration-slow sanitizers test-pyspark test-kerberos faults faults-quick soak microbenchmark measured \
-        benchmark compare exactly-once-cost constraints docs format clean
+        benchmark compare exactly-once-cost constraints docs notebook format clean
 
 setup: $(SETUP)
 
@@ -36,7 +36,7 @@ test: $(SETUP)
 	@$(MAKE) --no-print-directory -j2 --output-sync=line \
 	    check integration-brokers unit integration-spark integration-jobs loopback faults-quick
 
-test-all: test sanitizers integration-slow docs
+test-all: test sanitizers integration-slow notebook docs
 
 check: $(SETUP)
 	$(BIN)/ruff format --check .
@@ -136,9 +136,14 @@ exactly-once-cost: $(SETUP)
 constraints: FRESH := build/constraints
 constraints:
 	@rm -rf $(FRESH) && $(PYTHON) -m venv $(FRESH)
-	@$(FRESH)/bin/python $(INSTALL) --editable '.[local,test,engine,benchmark]'
+	@$(FRESH)/bin/python $(INSTALL) --editable '.[local,test,engine,benchmark,notebook]'
 	@$(FRESH)/bin/python -m pip freeze --exclude-editable > $(FRESH)/frozen
 	@(head -1 constraints.txt && cat $(FRESH)/frozen) > $(FRESH)/new && mv $(FRESH)/new constraints.txt
+
+# Execute the notebook of examples/. It needs Jupyter's kernel, which make setup does not install.
+notebook: $(SETUP)
+	@$(BIN)/python $(PINNED) --editable '.[local,test,engine,notebook]'
+	$(BIN)/python -m pytest tests/integration/examples/test_notebook.py -q
 
 # The website, in an environment of its own. To read it: python3 -m http.server --directory build/site
 DOCS := .venv-docs

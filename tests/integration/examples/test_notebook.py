@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 NOTEBOOK = Path(__file__).resolve().parents[3] / "examples" / "notebook.ipynb"
 
 
@@ -40,6 +42,7 @@ def code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow  # and it needs the extra notebook: make notebook
 def test_notebook_runs_and_gives_the_outputs_that_it_stores(tmp_path: Path) -> None:
     stored = json.loads(NOTEBOOK.read_text())
     cells = code_cells(executed(tmp_path))
