@@ -123,6 +123,25 @@ def test_each_public_name_has_its_place_in_the_api_pages(package: ModuleType) ->
     assert set(package.__all__) - set(documented) == set()
 
 
+def documented_classes() -> Iterator[ast.ClassDef]:
+    """Yield the syntax tree of each class of the API pages."""
+    for page in sorted((DOCS / "api").glob("*.md")):
+        for path in re.findall(r"^::: ([\w.]+\.[A-Z]\w+)$", page.read_text(), re.MULTILINE):
+            module, _, name = path.rpartition(".")
+            tree = ast.parse((ROOT / module.replace(".", "/")).with_suffix(".py").read_text())
+            yield from (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+@pytest.mark.parametrize("tree", list(documented_classes()), ids=lambda tree: tree.name)
+def test_docstrings_of_the_api_pages_have_no_html(tree: ast.ClassDef) -> None:
+    """Bug: `array<struct<...>>` without backquotes lost its inner part on the page, because a browser reads a tag."""
+    nodes: list[ast.ClassDef | ast.FunctionDef] = [tree]
+    nodes += [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+    for node in nodes:
+        text = re.sub(r"`[^`]*`|^    .*$", "", ast.get_docstring(node) or "", flags=re.MULTILINE)
+        assert re.findall(r"<[a-zA-Z/].*", text) == [], node.name
+
+
 def test_each_fixture_of_the_plugin_has_its_place_in_the_api_pages() -> None:
     source = Path(pytest_plugin.__file__).read_text()
     fixtures = re.findall(r"@pytest\.fixture.*\ndef (\w+)", source)
