@@ -260,9 +260,9 @@ class TransactionCalls:
 class KafkaProducer:
     """A producer. Any thread of the process that made it may send records.
 
-    `config`: a ProducerConfig, or settings of Kafka's producer. The other arguments are the seams for tests. With a
-    given client no thread starts: the test runs the turns of `sender`. `metadata` and `api_versions` are the client's.
-    Raises ConfigError for settings that are unknown, malformed or contradictory.
+    `config`: settings of Kafka's producer (docs/options.md, without `kafka.`), or a ProducerConfig. The other arguments
+    are only for tests. With a given client no thread starts: the test runs the turns of `sender`. `metadata` and
+    `api_versions` are the client's. Raises ConfigError for settings that are unknown, malformed or contradictory.
     """
 
     def __init__(
@@ -413,8 +413,11 @@ class KafkaProducer:
         runs on the thread of that call. Raises ProducerClosedError and SerializationError, and IllegalStateError after
         misuse (after a fork, outside a transaction).
 
-        `timestamp_ms`: any time from 1970 to 9999. A time that is probably in seconds is logged once. `headers`: see
-        `record.headers.header_pairs` for the forms.
+        - `value`, `key`: text is encoded as UTF-8. None is null; a null value is a tombstone.
+        - `partition`: the number of the partition. None: the key decides, or the partitioner.
+        - `timestamp_ms`: ms since 1970, to the year 9999. None: now. A time that is probably in seconds is logged once.
+        - `headers`: an iterable of pairs (name, value), the value bytes, text or None. A pair may also be a named tuple
+          or a mapping with the fields key and value.
         """
         self._ensure_usable()
         partition, timestamp_ms = checked_place(partition, timestamp_ms)
