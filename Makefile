@@ -74,7 +74,7 @@ integration-spark: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/sink -q -m 'not slow'
 
 integration-jobs: $(SETUP)
-	$(BIN)/python -m pytest tests/integration/jobs tests/integration/examples tests/integration/test_readme_examples.py -q -m 'not slow'
+	$(BIN)/python -m pytest tests/integration/jobs tests/integration/examples tests/integration/pipelines tests/integration/test_readme_examples.py -q -m 'not slow'
 
 # Run the tests that take minutes (beside Spark's own sink, on clusters, with kills and restarts), and the scripts of benchmarks/.
 integration-slow: $(SETUP)
@@ -83,6 +83,7 @@ integration-slow: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/benchmarks -q
 	$(BIN)/python -m pytest tests/integration/parity -q
 	$(BIN)/python -m pytest tests/integration/deploy -q
+	$(BIN)/python -m pytest tests/integration/pipelines -q -m slow
 	$(BIN)/python -m pytest tests/integration/exactly_once --ignore tests/integration/exactly_once/test_kills.py -q
 
 # make test-pyspark PYSPARK=4.1.4 runs the tests on Spark with another PySpark. It has its own environment, with the newest

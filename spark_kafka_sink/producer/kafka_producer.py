@@ -407,15 +407,13 @@ class KafkaProducer:
         """Send one record. Return at once, unless metadata or memory must be waited for (max.block.ms).
 
         Errors of Kafka or the network fail the future and go to `on_completion(metadata, error)`. Its metadata always
-        has topic and partition; its error is None on success. It runs on the Sender thread, in order within a
-        partition, and a send in it does not wait. A record that got into no batch (too large, no metadata or memory in
-        time) has its callback on this thread; one in a batch with rows of a `send_columns` that failed, on that call's.
-        Raises ProducerClosedError, SerializationError, and IllegalStateError after a fork or outside a transaction.
+        has topic and partition; its error is None on success. It runs on the Sender thread, in order within a partition,
+        and a send in it does not wait. For a record that got into no batch it runs on this thread, and for one beside
+        rows of a `send_columns` that failed, on that call's. Raises SerializationError, and IllegalStateError if closed.
 
         - `value`, `key`: text is encoded as UTF-8. None is null; a null value is a tombstone.
-        - `partition`: the number of the partition. None: the key decides, or the partitioner.
-        - `timestamp_ms`: ms since 1970, to the year 9999. None: now. A time that is probably in seconds is logged once.
-        - `headers`: pairs (name, value), also as named tuples or mappings with key and value. Values: bytes, text, None.
+        - `partition`: None lets the key decide, or the partitioner. `timestamp_ms`: ms since 1970. None: now.
+        - `headers`: pairs (name, value), also as named tuples or mappings with key and value. Values: bytes, text, None
         """
         self._ensure_usable()
         partition, timestamp_ms = checked_place(partition, timestamp_ms)
