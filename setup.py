@@ -1,6 +1,6 @@
 """What setup.cfg cannot say: the compiled kernel, the project URLs, and README.md as a package registry shows it.
 
-Where there is no C compiler the kernel's numpy twin does the work (spark_kafka_sink/record/kernel.py).
+Without a C compiler the kernel's numpy twin replaces it (spark_kafka_sink/record/kernel.py).
 SPARK_KAFKA_SINK_KERNEL=none builds the wheel in pure Python, for every platform.
 SPARK_KAFKA_SINK_URL=https://host/owner/name is the URL of the repository. Without it the package has no project URLs.
 """
