@@ -407,9 +407,9 @@ class KafkaProducer:
         """Send one record. Return at once, unless metadata or memory must be waited for (max.block.ms).
 
         Errors of Kafka or the network fail the future and go to `on_completion(metadata, error)`. Its metadata always
-        has topic and partition; its error is None on success. It runs on the Sender thread, in order within a partition,
+        has topic and partition; its error is None on success. It runs on the Sender thread, in order in a partition,
         and a send in it does not wait. For a record that got into no batch it runs on this thread, and for one beside
-        rows of a `send_columns` that failed, on that call's. Raises SerializationError, and IllegalStateError if closed.
+        rows of a `send_columns` that failed, on that call's. Raises SerializationError and IllegalStateError (closed).
 
         - `value`, `key`: text is encoded as UTF-8. None is null; a null value is a tombstone.
         - `partition`: None lets the key decide, or the partitioner. `timestamp_ms`: ms since 1970. None: now.
