@@ -8,7 +8,12 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["spark_kafka_sink.local.pytest_plugin", "support.spark_fixture", "support.secured_broker"]
+pytest_plugins = [
+    "spark_kafka_sink.local.pytest_plugin",
+    "support.spark_fixture",
+    "support.secured_broker",
+    "support.pyspark_results",
+]
 
 # Hypothesis gives an example 200 ms of the wall clock, but where CI is set: a machine that stalls is no failure.
 settings.register_profile("no deadline", settings(), deadline=None)

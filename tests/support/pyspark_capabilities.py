@@ -1,0 +1,39 @@
+"""What the PySpark of this run can do. A test that needs more is skipped, and docs/pyspark-versions.md shows why."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from typing import NamedTuple
+
+import pyspark
+import pytest
+
+RELEASE = tuple(map(int, re.findall(r"\d+", pyspark.__version__)[:2]))
+
+
+class Capability(NamedTuple):
+    is_there: bool
+    lacking: str
+    """The reason of a skip: what PySpark lacks."""
+
+    @property
+    def needed(self) -> pytest.MarkDecorator:
+        """Skips a test, or one of its parameters, where the capability is missing."""
+        return pytest.mark.skipif(not self.is_there, reason=self.lacking)
+
+
+FORMAT = Capability(RELEASE >= (4, 0), "Spark 3.5 has no data sources in Python")
+BYTE_LIMIT = Capability(RELEASE >= (4, 1), "Spark before 4.1 has no limit of bytes for Arrow batches")
+WORKER_LOGS = Capability(
+    importlib.util.find_spec("pyspark.logger.worker_io") is not None, "this Spark does not capture the logs of workers"
+)
+NEW_CHECKPOINT_CHECK = Capability(RELEASE >= (4, 2), "Spark before 4.2 takes such a checkpoint")
+
+each_form = pytest.mark.parametrize("form", [pytest.param("format", marks=FORMAT.needed), "foreachBatch"])
+"""The forms of a stream that can be exactly once."""
+
+
+def without_format(*interfaces: str) -> list[str]:
+    """The interfaces of write_job.py, without those of a data source where PySpark has none."""
+    return [each for each in interfaces if FORMAT.is_there or each not in ("register", "format", "stream")]
