@@ -86,9 +86,11 @@ def map_in_arrow(df: DataFrame, write_task: WriteTask, schema: str) -> DataFrame
     try:
         return df.mapInArrow(write_task, schema)
     except ImportError as error:
+        # Python 3.12 has no distutils, which PySpark 3.5 uses; setuptools has it
+        missing = "setuptools" if error.name == "distutils" else "'pandas<3' pyarrow"
         raise ImportError(
             f"KafkaSink.write and write_batch need a package on the driver, because PySpark {PYSPARK} requires it for"
-            f" mapInArrow: {error} Run: {_python()} -m pip install 'pandas<3' pyarrow. Without pandas these calls"
+            f" mapInArrow: {error} Run: {_python()} -m pip install {missing}. Without it these calls"
             ' work: writeStream.format("kafka_sink"), df.write.format("kafka_sink"), writeStream.foreach(sink) and'
             " df.foreachPartition(sink.write_partition)."
         ) from error

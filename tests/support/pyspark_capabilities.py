@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from typing import NamedTuple
 
 import pyspark
 import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 
 RELEASE = tuple(map(int, re.findall(r"\d+", pyspark.__version__)[:2]))
+
+
+FAILURES = (PySparkException, Py4JJavaError)
+"""The errors of a failed call: before PySpark 4.2 some are py4j's own."""
 
 
 class Capability(NamedTuple):
@@ -25,9 +30,7 @@ class Capability(NamedTuple):
 
 FORMAT = Capability(RELEASE >= (4, 0), "Spark 3.5 has no data sources in Python")
 BYTE_LIMIT = Capability(RELEASE >= (4, 1), "Spark before 4.1 has no limit of bytes for Arrow batches")
-WORKER_LOGS = Capability(
-    importlib.util.find_spec("pyspark.logger.worker_io") is not None, "this Spark does not capture the logs of workers"
-)
+WORKER_LOGS = Capability(RELEASE >= (4, 1), "Spark before 4.1 does not capture the logs of workers")
 NEW_CHECKPOINT_CHECK = Capability(RELEASE >= (4, 2), "Spark before 4.2 takes such a checkpoint")
 
 each_form = pytest.mark.parametrize("form", [pytest.param("format", marks=FORMAT.needed), "foreachBatch"])

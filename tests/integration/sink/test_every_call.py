@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from support.exactly_once_streams import PARTITIONS, visible_values
-from support.pyspark_capabilities import FORMAT
+from support.pyspark_capabilities import FAILURES, FORMAT
 
 from spark_kafka_sink import KafkaSink
 from spark_kafka_sink.local import Admin
@@ -61,7 +60,7 @@ def marked(call: str) -> Any:
     return pytest.param(call, marks=FORMAT.needed) if call.endswith("format") else call
 
 
-@pytest.mark.parametrize("call", map(marked, CALLS))
+@pytest.mark.parametrize("call", [marked(call) for call in CALLS])
 def test_at_least_once_writes_every_row(
     spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str], tmp_path: Path, call: str
 ) -> None:
@@ -92,7 +91,7 @@ def test_exactly_once_is_refused_without_a_driver(
     spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str], tmp_path: Path, call: str
 ) -> None:
     topic = new_topic(PARTITIONS)
-    with pytest.raises(PySparkException, match="nothing on the driver"):
+    with pytest.raises(FAILURES, match="nothing on the driver"):
         CALLS[call](spark, exactly_once(kafka_broker, topic), tmp_path)
     assert visible_values(kafka_broker.bootstrap_servers, topic) == []
 
@@ -101,7 +100,7 @@ if not FORMAT.is_there:
 
     def test_spark_without_data_sources_does_not_find_the_format(spark: SparkSession) -> None:
         """This text is Spark's. docs/troubleshooting.md says what to use."""
-        with pytest.raises(PySparkException, match="DATA_SOURCE_NOT_FOUND"):
+        with pytest.raises(FAILURES, match="DATA_SOURCE_NOT_FOUND"):
             rows_of(spark).write.format("kafka_sink").option("topic", "orders").mode("append").save()
         with pytest.raises(ImportError, match=r"These calls work: writeStream\.foreachBatch\(sink\.write_batch\)"):
             import_module("spark_kafka_sink.sink.data_source")
