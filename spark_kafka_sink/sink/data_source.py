@@ -23,19 +23,21 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from spark_kafka_sink.sink.pyspark_versions import no_data_sources, takes_arrow
+from spark_kafka_sink.sink.pyspark_versions import has_arrow_writer, no_data_sources
 
 try:
     from pyspark.sql.datasource import DataSource, WriterCommitMessage
 except ImportError as error:
     raise no_data_sources(error) from error
 
-if TYPE_CHECKING or takes_arrow():
+if TYPE_CHECKING or has_arrow_writer(is_stream=False):
     from pyspark.sql.datasource import DataSourceArrowWriter as BatchInterface
+else:
+    from pyspark.sql.datasource import DataSourceWriter as BatchInterface
+if TYPE_CHECKING or has_arrow_writer(is_stream=True):
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamInterface
 else:  # PySpark 4.0
     from pyspark.sql.datasource import DataSourceStreamWriter as StreamInterface
-    from pyspark.sql.datasource import DataSourceWriter as BatchInterface
 
 from pyspark.sql.types import StructType, TimestampNTZType
 
@@ -67,8 +69,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
-
-TAKES_ARROW: Final = takes_arrow()
 
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
 """Options that Spark itself reads or adds, and hands on to the writer; lower-case."""
@@ -150,6 +150,8 @@ class _Writer(ABC):
     """The common part of both writers."""
 
     is_stream: ClassVar[bool]
+    takes_arrow: ClassVar[bool]
+    """Whether PySpark gives Arrow batches to `write`, and not rows."""
 
     def __init__(self, config: SinkConfig, prefix: str | None = None) -> None:
         """`prefix`: that of an exactly-once write, None for a batch write, which claims a name when it begins."""
@@ -249,8 +251,8 @@ class _Writer(ABC):
         )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
-        """Write the rows of a task: Arrow batches, in PySpark 4.0 Rows. Returns once every row is acknowledged. Raises
-        KafkaError if one is not, SchemaError for a row that cannot be written.
+        """Write the rows of a task: Arrow batches, or Rows of a stream in PySpark 4.0. Returns once every row is
+        acknowledged. Raises KafkaError if one is not, SchemaError for a row that cannot be written.
         """
         clock = SystemClock()
         started_ms = clock.wall_ms()
@@ -258,7 +260,7 @@ class _Writer(ABC):
         if self._batch_start is not None:
             task = ExactlyOnceTask.in_process(self._config, self._batch_start, self._task(self._batch_start))
         delivery = TaskDelivery(self._config, process_pool(), task)
-        if TAKES_ARROW:
+        if self.takes_arrow:
             self._write_arrow(delivery, iterator)
         else:
             self._write_rows(delivery, iterator)
@@ -282,6 +284,7 @@ class KafkaBatchWriter(_Writer, BatchInterface):
     """The writer of a batch write."""
 
     is_stream = False
+    takes_arrow = has_arrow_writer(is_stream=False)
 
     def _task(self, batch_start: BatchStart) -> TaskIdentity:
         return batch_task(batch_start)
@@ -303,6 +306,7 @@ class KafkaStreamWriter(_Writer, StreamInterface):
     """The writer of a streaming query."""
 
     is_stream = True
+    takes_arrow = has_arrow_writer(is_stream=True)
     is_named_by_query = False
     """Whether the prefix is made of the query's name. Then Spark must have a default location of checkpoints."""
 

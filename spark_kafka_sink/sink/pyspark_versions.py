@@ -4,7 +4,7 @@
 |---|---|
 | before 3.5 | refused |
 | 3.5 | no Python data sources, so no `format("kafka_sink")` |
-| 4.0 | data sources get rows (row_interface.py) |
+| 4.0 | data sources get Arrow batches in a batch write, and rows in a stream (row_interface.py) |
 | 4.1 and newer | data sources get Arrow batches |
 
 The import of this module raises ImportError if PySpark is missing or too old, with the versions and what to do. The
@@ -76,9 +76,10 @@ def no_data_sources(cause: ImportError) -> ImportError:
     )
 
 
-def takes_arrow() -> bool:
-    """Whether this PySpark gives Arrow batches to its data sources."""
-    return hasattr(import_module("pyspark.sql.datasource"), "DataSourceStreamArrowWriter")
+def has_arrow_writer(*, is_stream: bool) -> bool:
+    """Whether this PySpark gives Arrow batches to the writer of a stream, or of a batch write."""
+    name = "DataSourceStreamArrowWriter" if is_stream else "DataSourceArrowWriter"
+    return hasattr(import_module("pyspark.sql.datasource"), name)
 
 
 def map_in_arrow(df: DataFrame, write_task: WriteTask, schema: str) -> DataFrame:

@@ -1,4 +1,5 @@
-"""Writes a task of PySpark 4.0, whose data sources get rows where later ones get Arrow batches. Only the task's thread.
+"""Writes a task of a stream in PySpark 4.0, whose data sources get rows, and Arrow batches from 4.1 on. Only the task's
+thread.
 
 PySpark's worker gets Arrow batches in 4.0 too, and makes rows of them in a generator
 (pyspark.sql.worker.write_into_data_source). A generator that has not started shows its variables, so the batches are
@@ -14,7 +15,7 @@ import datetime
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.sink.delivery import TaskDelivery
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Row
 
-_SPARKS_MODULE: Final = "pyspark.sql.worker.write_into_data_source"
+_SPARKS_FILE: Final = "pyspark/sql/worker/write_into_data_source.py"
 _SPARKS_GENERATOR: Final = "batch_to_rows"
 _SPARKS_VARIABLE: Final = "iterator"
 
@@ -34,8 +35,8 @@ def arrow_batches(rows: Iterable[Row]) -> Iterator[pa.RecordBatch] | None:
     """The Arrow batches from which PySpark's generator would make `rows`; None if it is another one, or has started."""
     if not isinstance(rows, GeneratorType) or inspect.getgeneratorstate(rows) != inspect.GEN_CREATED:
         return None
-    frame: Any = rows.gi_frame
-    if (frame.f_globals.get("__name__"), rows.__name__) != (_SPARKS_MODULE, _SPARKS_GENERATOR):
+    code = rows.gi_code
+    if code.co_name != _SPARKS_GENERATOR or not code.co_filename.replace("\\", "/").endswith(_SPARKS_FILE):
         return None
     found = inspect.getgeneratorlocals(rows).get(_SPARKS_VARIABLE)
     return iter(found) if isinstance(found, Iterable) else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Iterator
-from types import FunctionType, ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -31,13 +30,11 @@ def rows_of(iterator):
 """
 
 
-def rows_of(batches: Iterator[Any], module: str = "pyspark.sql.worker.write_into_data_source") -> Iterator[Row]:
-    """Rows as PySpark 4.0's worker makes them, in a module of this name."""
-    sparks = ModuleType(module)
-    sparks.__dict__["Row"] = Row
-    exec(SPARKS, sparks.__dict__)
-    make: FunctionType = sparks.__dict__["rows_of"]
-    made: Iterator[Row] = make(batches)
+def rows_of(batches: Any, file: str = "/x/pyspark.zip/pyspark/sql/worker/write_into_data_source.py") -> Iterator[Row]:
+    """Rows as PySpark 4.0's worker makes them, by the code of this file."""
+    names: dict[str, Any] = {"Row": Row}
+    exec(compile(SPARKS, file, "exec"), names)
+    made: Iterator[Row] = names["rows_of"](batches)
     return made
 
 
@@ -50,12 +47,12 @@ def test_batches_of_sparks_generator_are_found_before_a_row_is_made() -> None:
 @pytest.mark.parametrize(
     "rows",
     [
-        rows_of(iter(BATCHES), "a.vendors.worker"),
+        rows_of(iter(BATCHES), "/x/a_vendors/worker.py"),
         iter([Row(value="a")]),
         (row for row in [Row(value="a")]),
-        rows_of(5),  # type: ignore[arg-type]
+        rows_of(5),
     ],
-    ids=["another module", "no generator", "another generator", "no batches"],
+    ids=["another file", "no generator", "another generator", "no batches"],
 )
 def test_rows_of_another_kind_have_no_batches(rows: Iterator[Row]) -> None:
     assert arrow_batches(rows) is None
@@ -123,7 +120,7 @@ schema = StructType().add("value", StringType())
 source = data_source.KafkaSinkDataSource({"kafka.bootstrap.servers": "h:1", "topic": "t"})
 interfaces = {source.writer: sources.DataSourceWriter, source.streamWriter: sources.DataSourceStreamWriter}
 for make, interface in interfaces.items():
-    for rows in (rows_of(iter(BATCHES)), rows_of(iter(BATCHES), "a.vendors.worker")):
+    for rows in (rows_of(iter(BATCHES)), rows_of(iter(BATCHES), "/x/a_vendors/worker.py")):
         producer = ScriptedProducer()
         data_source.process_pool = lambda: ScriptedPool(producer)
         writer = pickle.loads(pickle.dumps(make(schema, False)))
