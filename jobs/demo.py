@@ -121,7 +121,7 @@ def parse(topic: pa.Table) -> pd.DataFrame:
 def compare(sent: pd.DataFrame, got: pd.DataFrame) -> list[Check]:
     """Compare the flights that were written with the records that were read."""
     missing = len(set(sent.index) - set(got["row_number"]))
-    doubled = int(got["row_number"].duplicated().sum())
+    duplicated = int(got["row_number"].duplicated().sum())
     once = got.drop_duplicates("row_number").set_index("row_number").sort_index()
     kept = sent.loc[once.index, COMPARED]
     different = int(((once[COMPARED] != kept) & ~(once[COMPARED].isna() & kept.isna())).any(axis=1).sum())
@@ -135,7 +135,7 @@ def compare(sent: pd.DataFrame, got: pd.DataFrame) -> list[Check]:
     return [
         Check("records out = rows in", len(sent) == len(got), f"{len(got):,} of {len(sent):,}"),
         Check("no row is missing", missing == 0, f"{missing:,} missing"),
-        Check("no row is there twice", doubled == 0, f"{doubled:,} duplicated"),
+        Check("no row is there twice", duplicated == 0, f"{duplicated:,} duplicated"),
         Check("every value is its input row", different == 0, f"{different:,} differ"),
         Check("every timestamp is its flight's hour", mistimed == 0, f"{mistimed:,} differ"),
         Check("every key is its row's tail number", misplaced == 0, f"{misplaced:,} differ"),

@@ -154,10 +154,10 @@ class TopicReader:
         found: dict[TopicPartition, int] = {}
         patience = _Patience(self._clock, self._timeout_ms)
         absence = TopicAbsence(self._metadata, self._clock)
-        while missing := [wanted for wanted in partitions if wanted not in found]:
+        while missing := [requested for requested in partitions if requested not in found]:
             sent = [
-                self._client.send(node, self._list_offsets(wanted, timestamp, isolation_level))
-                for node, wanted in self._by_leader(missing)
+                self._client.send(node, self._list_offsets(requested, timestamp, isolation_level))
+                for node, requested in self._by_leader(missing)
             ]
             for future in sent:
                 self._client.poll_until(future, patience.timer)
@@ -167,10 +167,10 @@ class TopicReader:
                     else:
                         error = error_for_code(int(answer.error_code), api="ListOffsets")
                         patience.endure(error.at(topic_partition=topic_partition))
-            still_missing = [wanted for wanted in missing if wanted not in found]
+            still_missing = [requested for requested in missing if requested not in found]
             if still_missing:
                 patience.check(still_missing)
-                absence.check({wanted.topic for wanted in still_missing})
+                absence.check({requested.topic for requested in still_missing})
                 self._client.await_metadata_update(patience.timer)
         return found
 
@@ -215,7 +215,7 @@ class TopicReader:
                 if has_moved:
                     patience.progress()
             patience.check(unfinished)
-            absence.check({wanted.topic for wanted in unfinished})
+            absence.check({requested.topic for requested in unfinished})
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
@@ -238,9 +238,9 @@ class TopicReader:
         self, partitions: Iterable[TopicPartition], timestamp: int, isolation_level: int
     ) -> ListOffsetsRequest:
         topics: dict[str, list[ListOffsetsPartition]] = {}
-        for wanted in partitions:
-            entry = ListOffsetsPartition(wanted.partition, timestamp, self._epoch(wanted))
-            topics.setdefault(wanted.topic, []).append(entry)
+        for requested in partitions:
+            entry = ListOffsetsPartition(requested.partition, timestamp, self._epoch(requested))
+            topics.setdefault(requested.topic, []).append(entry)
         return ListOffsetsRequest(topics, isolation_level)
 
     def _send_fetches(self, reading: _Reading) -> None:
@@ -249,10 +249,10 @@ class TopicReader:
             if node.id_string in reading.in_flight:
                 continue
             topics: dict[str, list[FetchPartition]] = {}
-            for wanted in partitions:
-                position = reading.positions[wanted]
-                entry = FetchPartition(wanted.partition, position, self._max_partition_bytes, self._epoch(wanted))
-                topics.setdefault(wanted.topic, []).append(entry)
+            for requested in partitions:
+                position = reading.positions[requested]
+                entry = FetchPartition(requested.partition, position, self._max_partition_bytes, self._epoch(requested))
+                topics.setdefault(requested.topic, []).append(entry)
             request = FetchRequest(topics, _MAX_WAIT_MS, isolation_level=reading.isolation_level)
             reading.in_flight[node.id_string] = (self._client.send(node, request), partitions)
 
@@ -294,7 +294,7 @@ def _answers(
     body = future.value().body
     code = int(getattr(body, "error_code", 0))
     if code:
-        # only the answer to a Fetch has a code of its own
+        # only the answer to a Fetch has its own code
         patience.endure(error_for_code(code, api="Fetch").at(node=future.value().destination))
     for topic in getattr(body, topics_field):
         for partition in topic.partitions:
@@ -367,16 +367,16 @@ class TopicTail:
         Records behind an open transaction cannot be read yet. The call waits for the transaction's end, up to the
         current end of the partition. Raises KafkaTimeoutError.
         """
-        wanted = [topic_partition]
+        requested = [topic_partition]
         stable = self._stable_end(topic_partition, timer)
-        first = self.list_offsets(wanted, EARLIEST_TIMESTAMP, timer)[topic_partition]
+        first = self.list_offsets(requested, EARLIEST_TIMESTAMP, timer)[topic_partition]
         window = _FIRST_TAIL
         while True:
             start = max(first, stable - window)
             try:
                 found = self._read(topic_partition, start, timer, READ_COMMITTED)
             except OffsetOutOfRangeError:
-                first = self.list_offsets(wanted, EARLIEST_TIMESTAMP, timer)[topic_partition]
+                first = self.list_offsets(requested, EARLIEST_TIMESTAMP, timer)[topic_partition]
                 continue
             newest = {key: next((each for each in reversed(found) if each.key == key), None) for key in keys}
             chief = newest[keys[0]]
@@ -386,9 +386,9 @@ class TopicTail:
 
     def _stable_end(self, topic_partition: TopicPartition, timer: Timer) -> int:
         """Return the current end, after every transaction before it has ended."""
-        wanted = [topic_partition]
-        end = self.list_offsets(wanted, LATEST_TIMESTAMP, timer)[topic_partition]
-        while (stable := self.list_offsets(wanted, LATEST_TIMESTAMP, timer, READ_COMMITTED)[topic_partition]) < end:
+        requested = [topic_partition]
+        end = self.list_offsets(requested, LATEST_TIMESTAMP, timer)[topic_partition]
+        while (stable := self.list_offsets(requested, LATEST_TIMESTAMP, timer, READ_COMMITTED)[topic_partition]) < end:
             self._clock.sleep_ms(min(COORDINATOR_BACKOFF_MS, timer.remaining_ms))
             timer.update()
             if timer.is_expired:
@@ -401,11 +401,11 @@ class TopicTail:
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _reader(self, timer: Timer, wanted: str) -> TopicReader:
+    def _reader(self, timer: Timer, requested: str) -> TopicReader:
         """Return a reader for the time that is left. Raises KafkaTimeoutError if none exists."""
         timer.update()
         if timer.is_expired:
-            raise KafkaTimeoutError(f"{wanted} was not read within {timer.timeout_ms} ms.")
+            raise KafkaTimeoutError(f"{requested} was not read within {timer.timeout_ms} ms.")
         return TopicReader(
             self._client, self._metadata, self._clock, self._retry_backoff_ms, timer.remaining_ms, limits=_TAIL_LIMITS
         )

@@ -171,7 +171,7 @@ def https_url(value: object) -> str:
     if not is_usable:
         raise RefusalError("must be a URL of the form https://host/path")
     if parts.username is not None or parts.password is not None:
-        raise RefusalError("must be a URL without credentials; they have options of their own")
+        raise RefusalError("must be a URL without credentials; they have their own options")
     if re.search(r"[\0-\x20\x7f]", url) or not (parts.path + parts.query).isascii():
         raise RefusalError("must have %XX for blanks, and for characters of its path that are not ASCII")
     return url
@@ -354,10 +354,7 @@ def read_properties(path: Path) -> dict[str, str]:
     for number, line in _logical_lines(text):
         name, equals, value = line.partition("=")
         if not equals:  # not shown: it may be the second line of a key
-            raise ConfigError(
-                f"{path}: line {number} is not name=value. Where it goes on from the line before, that one ends with a"
-                " backslash."
-            )
+            raise ConfigError(f"{path}: line {number} is not name=value. To continue a line, end it with a backslash.")
         found[name.strip()] = value.strip()
     return found
 

@@ -163,7 +163,7 @@ class SinkConfig:
         )
 
     def describe(self) -> str:
-        """The options on one line, as parsed; a secret shows as ***."""
+        """Return the options on one line, as parsed; a secret shows as ***."""
         shown = [] if self.topic is None else [f"topic={self.topic!r}"]
         if self.is_exactly_once:
             shown.append(f"delivery.guarantee={EXACTLY_ONCE}")
@@ -206,7 +206,7 @@ def _refuse(key: str) -> None:
 
 
 def _meant(key: str, bare: str) -> str | None:
-    """The option that an unknown one probably means; None if no name is similar."""
+    """Return the option that an unknown one probably means; None if no name is similar."""
     if bare in _OPTIONS:
         return bare
     if key in LIBRDKAFKA:
@@ -240,7 +240,7 @@ def _producer_config(settings: Mapping[str, object]) -> ProducerConfig:
 
 
 def _name(by_key: Mapping[str, object], key: str) -> str | None:
-    """The name of a topic; None if the option is not given."""
+    """Return the name of a topic; None if the option is not given."""
     value = by_key.get(key)
     if value is None:
         return None
@@ -264,7 +264,7 @@ def _prefix(by_key: Mapping[str, object]) -> str | None:
 
 
 def _boolean(by_key: Mapping[str, object], key: str) -> bool:
-    """The value; False if the option is not given."""
+    """Return the value; False if the option is not given."""
     value = by_key.get(key)
     try:
         return value is not None and boolean(value)
@@ -308,6 +308,6 @@ def warn_of(keys: Iterable[str]) -> None:
 @functools.cache
 def _warn_once(names: tuple[str, ...]) -> None:
     log.warning(
-        "Options of Spark's Kafka source and of consumers have no effect in a write, and are passed over: %s",
+        "Options of Spark's Kafka source and of consumers have no effect in a write, and are ignored: %s",
         ", ".join(names),
     )

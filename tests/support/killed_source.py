@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class KilledSource(KafkaSinkDataSource):
-    """`format("kafka_sink")` with a `KilledDriver` and tasks that hold."""
+    """`format("kafka_sink")` with a `KilledDriver` and tasks that stop."""
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KafkaStreamWriter:  # noqa: N802 - Spark's
         made = super().streamWriter(schema, overwrite)
@@ -32,9 +32,9 @@ class KilledWriter(KafkaStreamWriter):
             yield KilledDriver(made.prefix, made._cluster, made._wall_ms)
 
     def write(self, iterator: Iterator[Any]) -> TaskWritten:
-        told = super().write(iterator)
+        report = super().write(iterator)
         hold("prepared")
-        return told
+        return report
 
     def _write_arrow(self, delivery: TaskDelivery, batches: Iterator[pa.RecordBatch]) -> None:
         super()._write_arrow(delivery, by_halves(batches))

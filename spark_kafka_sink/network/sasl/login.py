@@ -1,6 +1,6 @@
 """Makes the authenticator of each connection from the settings, and the threads on which its slow steps run.
 
-A slow step computes or waits for long. It runs on a thread of its own, which wakes the loop at the step's end and ends.
+A slow step computes or waits for long. It runs on its own thread, which wakes the loop at the step's end and ends.
 When the step's connection is gone, the thread ends by itself and its result is dropped.
 """
 

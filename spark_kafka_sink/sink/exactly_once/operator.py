@@ -99,7 +99,7 @@ class Operator:
         """Let the query go on after the batch decided last, whatever its rows are then. Of a batch that is not
         finished, all transactions that can still be committed are.
 
-        Raises IllegalStateError where nothing was decided, and where a coordinator did not say what became of a
+        Raises IllegalStateError if nothing was decided, and if a coordinator did not say what became of a
         transaction, or may not be asked.
         """
         cluster = self._cluster(prefix)
@@ -120,8 +120,8 @@ class Operator:
         for each in ended:
             if each.status is EndTxnStatus.UNRESOLVED or isinstance(each.error, _NOT_ASKED):
                 raise IllegalStateError(
-                    f"Batch {last.batch_id} stays as it is, for rows of it may not be lost: {each.error} Accept it when"
-                    " that can be asked."
+                    f"Batch {last.batch_id} stays as it is, because its rows may not be lost: {each.error} Accept it"
+                    " when the coordinator answers."
                 ) from each.error
         committed = [each for each in ended if each.error is None]
         self._write(cluster, driver, replace(last, is_accepted=len(committed) < len(last.tasks)))
@@ -148,7 +148,7 @@ class Operator:
 
     def adopt(self, prefix: str) -> None:
         """Let the query of a prefix without a decision begin at any batch. Creates the decision topic if
-        it is missing. Raises IllegalStateError where there is a decision, or a transaction of a task is open.
+        it is missing. Raises IllegalStateError if there is a decision, or a transaction of a task is open.
         """
         timer = self._client.timer(self._config.producer.max_block_ms)
         create_decision_topic(self._client, self._config.decision_topic, timer)
@@ -211,7 +211,7 @@ class Operator:
             raise ended.error
 
     def _decisions(self, prefix: str | None) -> dict[bytes, tuple[bytes, str]]:
-        """The newest record of every key as bytes, and where it is. Shows where newer ones of `prefix`, or of
+        """Return the newest record of every key as bytes, and where it is. Shows where newer ones of `prefix`, or of
         any, may be behind a transaction that is open.
         """
         topics, topic = self._client.topics, self._config.decision_topic
@@ -225,8 +225,8 @@ class Operator:
         for place in own:
             if stable[place] < ends[place]:
                 self._say(
-                    f"{place}: what was decided from offset {stable[place]} on is not shown yet, for a transaction is"
-                    " open there."
+                    f"{place}: what was decided from offset {stable[place]} on is not shown yet, because a"
+                    " transaction is open there."
                 )
         for place, first in topics.list_offsets(places, EARLIEST_TIMESTAMP, timer).items() if places else ():
             for record in topics.read_from(place, first, timer):
@@ -250,7 +250,7 @@ class Operator:
         return one_line(found.transactional_id), found.state.value, age, f"{found.timeout_ms / 1000:,.0f} s"
 
     def _in_words(self, key: bytes, value: bytes, where: str) -> str:
-        """A record in words. A damaged record must not hide those of other prefixes."""
+        """Return a record in words. A damaged record must not hide those of other prefixes."""
         try:
             if prefix_of(key) is None:
                 return self._decision_in_words(Decision.from_bytes(value, where, key.decode("utf-8", "replace")))
@@ -281,7 +281,7 @@ def _first_use_in_words(first_use: FirstUse) -> str:
 
 
 def _time(time_ms: int) -> str:
-    """A time in UTC, as text. Raises ValueError, OverflowError or OSError for a time outside the calendar."""
+    """Return a time in UTC, as text. Raises ValueError, OverflowError or OSError for a time outside the calendar."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(" ", "seconds")
 
 
@@ -374,7 +374,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _properties(path: Path) -> dict[str, object]:
-    """The options of a query that lead to the cluster and to its decisions. Raises ConfigError."""
+    """Return the options of a query that lead to the cluster and to its decisions. Raises ConfigError."""
     try:
         found = read_properties(path)
     except OSError as error:

@@ -135,7 +135,7 @@ def test_sigterm_stops_after_the_batch_and_next_start_continues(
     first = run_until_batches(2)
     assert "Stopping after the current batch" in first
     second = run_until_batches(1)
-    done = sum(int(told.replace(",", "")) for told in re.findall(r"^([\d,]+) rows in", first + second, re.MULTILINE))
+    done = sum(int(count.replace(",", "")) for count in re.findall(r"^([\d,]+) rows in", first + second, re.MULTILINE))
     values = {int(value) for value in read_topic(kafka_broker.bootstrap_servers, topic)["value"].to_pylist()}
     # The stop may end the next batch at its begin, with some tasks' rows written: the next start writes it again.
     lost = set(range(done)) - values

@@ -182,7 +182,7 @@ def test_read_uncommitted_has_aborted_transactions() -> None:
     assert bench.read() == {0: ["kept", "dropped", "plain"]}
 
 
-# ---- trouble -------------------------------------------------------------------------------------------------------
+# ---- failures ------------------------------------------------------------------------------------------------------
 
 
 def test_missing_topic_is_reported_and_not_created() -> None:

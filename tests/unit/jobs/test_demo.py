@@ -48,9 +48,9 @@ def test_missing_record_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFram
     assert failed(demo, sent, got.drop(2)) == {"records out = rows in", "no row is missing"}
 
 
-def test_doubled_record_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
-    doubled = pd.concat([got, got.tail(1)], ignore_index=True)
-    assert {"records out = rows in", "no row is there twice"} <= failed(demo, sent, doubled)
+def test_duplicated_record_is_found(demo: Any, sent: pd.DataFrame, got: pd.DataFrame) -> None:
+    duplicated = pd.concat([got, got.tail(1)], ignore_index=True)
+    assert {"records out = rows in", "no row is there twice"} <= failed(demo, sent, duplicated)
 
 
 @pytest.mark.parametrize(
