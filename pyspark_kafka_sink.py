@@ -1,8 +1,9 @@
 """Where Spark finds `format("kafka_sink")` without registration: Spark looks for a `DefaultSource` in every top-level
 module whose name begins with `pyspark_`.
 
-Spark loses all Python data sources when one such module raises on import. So this module needs only PySpark, imports
-the package when the format is used, and reports then what is missing. Its syntax suits every Python that runs Spark 4.
+Spark loses all Python data sources when one such module raises on import. So this module needs only a PySpark with
+data sources (4.0 and newer), imports the package when the format is used, and reports then what is missing. Its syntax
+suits every Python that runs Spark 3.5. Spark 3.5 looks for no such module: there only a user imports it.
 """
 
 from __future__ import annotations
@@ -21,32 +22,41 @@ if TYPE_CHECKING:
 
 try:
     from pyspark.sql.datasource import DataSource
-except Exception:  # before PySpark 4.0, which looks for no data source either
-    __all__: list[str] = []
-else:
-    __all__ = ["DefaultSource"]
+except ImportError as error:
+    try:
+        found = f"this is {import_module('pyspark').__version__}, which has no data sources in Python"
+    except (ImportError, AttributeError):
+        found = f"this Python ({sys.executable}) has none"
+    raise ImportError(
+        f'format("kafka_sink") needs PySpark 4.0 or newer, and {found}. With PySpark 3.5 use KafkaSink of'
+        " spark_kafka_sink: writeStream.foreachBatch(sink.write_batch), writeStream.foreach(sink), sink.write(df) or"
+        " df.foreachPartition(sink.write_partition)."
+    ) from error
 
-    class DefaultSource(DataSource):
-        """`KafkaSinkDataSource`, imported when Spark asks for a schema or a writer."""
+__all__ = ["DefaultSource"]
 
-        def __init__(self, options: MutableMapping[str, str]) -> None:
-            self.options = options
 
-        @classmethod
-        def name(cls) -> str:
-            return "kafka_sink"
+class DefaultSource(DataSource):
+    """`KafkaSinkDataSource`, imported when Spark asks for a schema or a writer."""
 
-        def schema(self) -> StructType:
-            """Raise ConfigError: kafka_sink only writes. Raises ImportError if a package is missing."""
-            return _sink(self.options).schema()
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        self.options = options
 
-        def writer(self, schema: StructType, overwrite: bool) -> KafkaBatchWriter:
-            """Return `KafkaSinkDataSource.writer`. Raises ImportError if a package is missing."""
-            return _sink(self.options).writer(schema, overwrite)
+    @classmethod
+    def name(cls) -> str:
+        return "kafka_sink"
 
-        def streamWriter(self, schema: StructType, overwrite: bool) -> KafkaStreamWriter:  # noqa: N802 - Spark's name
-            """Return `KafkaSinkDataSource.streamWriter`. Raises ImportError if a package is missing."""
-            return _sink(self.options).streamWriter(schema, overwrite)
+    def schema(self) -> StructType:
+        """Raise ConfigError: kafka_sink only writes. Raises ImportError if a package is missing."""
+        return _sink(self.options).schema()
+
+    def writer(self, schema: StructType, overwrite: bool) -> KafkaBatchWriter:
+        """Return `KafkaSinkDataSource.writer`. Raises ImportError if a package is missing."""
+        return _sink(self.options).writer(schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> KafkaStreamWriter:  # noqa: N802 - Spark's name
+        """Return `KafkaSinkDataSource.streamWriter`. Raises ImportError if a package is missing."""
+        return _sink(self.options).streamWriter(schema, overwrite)
 
 
 def _sink(options: MutableMapping[str, str]) -> KafkaSinkDataSource:

@@ -8,7 +8,12 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["spark_kafka_sink.local.pytest_plugin", "support.spark_fixture", "support.secured_broker"]
+pytest_plugins = [
+    "spark_kafka_sink.local.pytest_plugin",
+    "support.spark_fixture",
+    "support.secured_broker",
+    "support.pyspark_results",
+]
 
 # By default Hypothesis fails an example after 200 ms, unless CI is set. A slow machine must not fail a test.
 settings.register_profile("no deadline", settings(), deadline=None)

@@ -30,6 +30,9 @@ MAX_COLUMN_BYTES = 2**31 - 1
 
 BINARY = pa.binary()
 
+_HAS_VIEWS = hasattr(pat, "is_binary_view")
+"""Whether this pyarrow has arrays of views: from 16 on."""
+
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -68,11 +71,14 @@ def is_bytes_like(data_type: pa.DataType) -> bool:
             pat.is_string,
             pat.is_large_binary,
             pat.is_large_string,
-            pat.is_binary_view,
-            pat.is_string_view,
+            _is_view,
             pat.is_fixed_size_binary,
         )
     )
+
+
+def _is_view(data_type: pa.DataType) -> bool:
+    return _HAS_VIEWS and (pat.is_binary_view(data_type) or pat.is_string_view(data_type))
 
 
 def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
@@ -88,7 +94,7 @@ def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
     if pat.is_dictionary(data_type):
         return _decoded(as_binary(array.dictionary, name), array.indices, name)
     try:
-        if pat.is_string_view(data_type) or pat.is_binary_view(data_type):
+        if _is_view(data_type):
             if len(array):
                 _check_views(array, name)
             array = array.cast(pa.binary_view())

@@ -11,7 +11,8 @@ for records of 100 bytes, and half of it with headers, which are vectors in vect
 large row counts as several: `padded` adds empty rows after it, one for a number of bytes, and `without_padding` removes
 them. A row of padding costs half as much as the question, so few rows should have any: the write before tells the size
 of records. A wrong guess costs time, but the limit still holds. After a small write, such as a micro-batch, Spark asks
-for the sizes: that costs less than the larger plan. Spark's limit of rows then stays.
+for the sizes: that costs less than the larger plan. Spark's limit of rows then stays. Spark before 4.1 has no limit of
+bytes: there padding is the only one.
 
 A data source cannot set Spark's limits, and gets 10,000 rows: `joined` makes larger batches of small ones. The copy
 takes 17 us for a thousand rows of 120 bytes, and 10 MB. It saves as much with 4 partitions, and 250 us with 200.
@@ -115,7 +116,8 @@ def batch_limits(df: DataFrame, last: LastWrite | None = None) -> Iterator[DataF
     like.
 
     Limits hold for the whole query, also for Python functions that `df` is made by. The size of their rows is not
-    known, so with such functions Spark counts bytes, and its limit of rows stays.
+    known, so with such functions Spark counts bytes, and its limit of rows stays. Spark before 4.1 cannot count bytes:
+    there padding fills the batches up to the limit of rows in force.
 
     The limits are local properties of the thread, which Spark hands to a query's tasks with the session's settings: no
     other thread's query has them. Spark Connect has no local properties, and with PYSPARK_PIN_THREAD=false threads
@@ -129,10 +131,18 @@ def batch_limits(df: DataFrame, last: LastWrite | None = None) -> Iterator[DataF
         rows = _OF_SPARK if context is None else padded_rows(last)
         if rows is not None and context is not None and _may_run_python(df, context):
             rows = None
+    if rows is None and not session.conf.isModifiable(BYTES):
+        free = []
+        rows = padded_under(int(session.conf.get(RECORDS) or 0))
     limits = {BYTES: _MOST_BYTES} if rows is None else {BYTES: _NO_BYTES, RECORDS: rows.most}
     properties = {} if context is None else {name: str(limits[name]) for name in free if name in limits}
     with _local_properties(context, properties):
         yield df if rows is None else padded(df, rows)
+
+
+def padded_under(most: int) -> PaddedRows | None:
+    """The padding that limits bytes under a given limit of rows; None if the user has set rows without a limit."""
+    return PaddedRows(max(_UNKNOWN, math.ceil(_MOST_BYTES / most)), most) if most > 0 else None
 
 
 def _may_run_python(df: DataFrame, context: SparkContext) -> bool:

@@ -23,19 +23,22 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-import pyspark
+from spark_kafka_sink.sink.pyspark_versions import has_arrow_writer, no_data_sources
 
 try:
-    from pyspark.sql.datasource import (
-        DataSource,
-        DataSourceArrowWriter,
-        DataSourceStreamArrowWriter,
-        WriterCommitMessage,
-    )
-except ImportError as error:  # a cluster's PySpark is not the one that pip has seen
-    raise ImportError(
-        f'format("kafka_sink") needs PySpark 4.1 or newer, and this is {pyspark.__version__}: {error}'
-    ) from error
+    from pyspark.sql.datasource import DataSource, WriterCommitMessage
+except ImportError as error:
+    raise no_data_sources(error) from error
+
+if TYPE_CHECKING or has_arrow_writer(is_stream=False):
+    from pyspark.sql.datasource import DataSourceArrowWriter as BatchInterface
+else:
+    from pyspark.sql.datasource import DataSourceWriter as BatchInterface
+if TYPE_CHECKING or has_arrow_writer(is_stream=True):
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamInterface
+else:  # PySpark 4.0
+    from pyspark.sql.datasource import DataSourceStreamWriter as StreamInterface
+
 from pyspark.sql.types import StructType, TimestampNTZType
 
 from spark_kafka_sink.common.clock import SystemClock
@@ -143,10 +146,12 @@ class KafkaSinkDataSource(DataSource):
         return config
 
 
-class _ArrowWriter(ABC):
+class _Writer(ABC):
     """The common part of both writers."""
 
     is_stream: ClassVar[bool]
+    takes_arrow: ClassVar[bool]
+    """Whether PySpark gives Arrow batches to `write`, and not rows."""
 
     def __init__(self, config: SinkConfig, prefix: str | None = None) -> None:
         """`prefix`: that of an exactly-once write, None for a batch write, which claims a name when it begins."""
@@ -246,8 +251,8 @@ class _ArrowWriter(ABC):
         )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
-        """Write the rows of a task. Returns once every row is acknowledged. Raises KafkaError if one is not,
-        SchemaError for a row that cannot be written.
+        """Write the rows of a task: Arrow batches, or Rows of a stream in PySpark 4.0. Returns once every row is
+        acknowledged. Raises KafkaError if one is not, SchemaError for a row that cannot be written.
         """
         clock = SystemClock()
         started_ms = clock.wall_ms()
@@ -255,15 +260,31 @@ class _ArrowWriter(ABC):
         if self._batch_start is not None:
             task = ExactlyOnceTask.in_process(self._config, self._batch_start, self._task(self._batch_start))
         delivery = TaskDelivery(self._config, process_pool(), task)
-        write_all(delivery, iterator)
+        if self.takes_arrow:
+            self._write_arrow(delivery, iterator)
+        else:
+            self._write_rows(delivery, iterator)
         columns = report_columns(delivery.counts.delivered, delivery.batches, delivery.retries)
         return TaskWritten(columns, started_ms, clock.wall_ms(), None if task is None else task.outcome)
 
+    def _write_rows(self, delivery: TaskDelivery, rows: Iterator[Any]) -> None:
+        from spark_kafka_sink.sink import row_interface  # only PySpark 4.0's tasks need it
 
-class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
+        batches = row_interface.arrow_batches(rows)
+        if batches is None:
+            row_interface.write_rows(delivery, rows)
+        else:
+            self._write_arrow(delivery, batches)
+
+    def _write_arrow(self, delivery: TaskDelivery, batches: Iterator[pa.RecordBatch]) -> None:
+        write_all(delivery, batches)
+
+
+class KafkaBatchWriter(_Writer, BatchInterface):
     """The writer of a batch write."""
 
     is_stream = False
+    takes_arrow = has_arrow_writer(is_stream=False)
 
     def _task(self, batch_start: BatchStart) -> TaskIdentity:
         return batch_task(batch_start)
@@ -281,10 +302,11 @@ class KafkaBatchWriter(_ArrowWriter, DataSourceArrowWriter):
         log.warning("Write failed: %s", self._left(messages))
 
 
-class KafkaStreamWriter(_ArrowWriter, DataSourceStreamArrowWriter):
+class KafkaStreamWriter(_Writer, StreamInterface):
     """The writer of a streaming query."""
 
     is_stream = True
+    takes_arrow = has_arrow_writer(is_stream=True)
     is_named_by_query = False
     """Whether the prefix is made of the query's name. Then Spark must have a default location of checkpoints."""
 

@@ -15,11 +15,13 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
 from spark_kafka_sink.sink.arrow_batches import LastWrites, batch_limits, without_padding
 from spark_kafka_sink.sink.arrow_writer import write_arrow
+from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.session import DriverSession, StreamBatch, batch_prefix, session, stream_batch
 from spark_kafka_sink.sink.exactly_once.task import write_in_transaction
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
+from spark_kafka_sink.sink.pyspark_versions import map_in_arrow
 from spark_kafka_sink.sink.report import EXACTLY_ONCE_DDL, REPORT_DDL, WriteReport
 from spark_kafka_sink.sink.rows import PartitionWriter
 from spark_kafka_sink.sink.running_query import refuse_in_query
@@ -52,12 +54,18 @@ class KafkaSink:
         df.writeStream.foreachBatch(sink.write_batch)
         report = sink.write(df)
 
-    The last two write columns, several times as fast as rows. Columns: `value` (string or binary, required), `key`
-    (string or binary), `topic` (string; the option wins), `partition` (int), `headers`
-    (array<struct<key:string,value:binary>>), `timestamp` (timestamp, or bigint in ms); others are ignored. Options:
-    see spark_kafka_sink.sink.options; they may be given as a mapping, by keyword, or both. Raises ConfigError at once
-    for an option that is unknown, malformed or cannot work here. Logs a warning for options of Spark's Kafka source and
-    of consumers, and ignores them.
+    The last two write columns, several times as fast as rows. Columns of the DataFrame, of which others are ignored:
+
+    - `value`: string or binary, required. Null is a tombstone.
+    - `key`: string or binary.
+    - `topic`: string. The option `topic` wins.
+    - `partition`: int.
+    - `headers`: `array<struct<key: string, value: binary>>`.
+    - `timestamp`: timestamp, or bigint in ms since 1970.
+
+    Options (docs/options.md) may be given as a mapping, by keyword, or both. Raises ConfigError at once for an option
+    that is unknown, malformed or cannot work here. Logs a warning for options of Spark's Kafka source and of consumers,
+    and ignores them.
     """
 
     def __init__(self, options: Mapping[str, object] | None = None, /, **more: object) -> None:
@@ -180,14 +188,14 @@ class KafkaSink:
     def _run_tasks(self, df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[Row]:
         topic = self._config.topic
         with batch_limits(df, _last_writes.of(topic)) as given:
-            rows = given.mapInArrow(write_task, report_ddl).collect()
+            rows = map_in_arrow(given, write_task, report_ddl).collect()
         _last_writes.learn(topic, sum(row["records"] for row in rows), sum(row["bytes"] for row in rows))
         return rows
 
     def _new_writer(self) -> PartitionWriter:
         if self._config.is_exactly_once:
             raise ConfigError(_NO_DRIVER)
-        return PartitionWriter(self._config, process_pool())
+        return PartitionWriter(TaskDelivery(self._config, process_pool()))
 
     def __getstate__(self) -> Any:
         """Return all attributes, also of a subclass, except the writer: a copy in a task opens its own."""

@@ -35,8 +35,6 @@ from spark_kafka_sink.record.columns import (
 from spark_kafka_sink.record.headers import field_names, header_pairs, headers_from_cells
 from spark_kafka_sink.record.kernel import IS_FULL, NOT_TAKEN, RowTaker, Step, bytes_step, headers_step, typed_step
 from spark_kafka_sink.sink.delivery import TaskDelivery
-from spark_kafka_sink.sink.options import SinkConfig
-from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.schema import (
     ALLOW_EARLY,
     HEADERS,
@@ -385,6 +383,11 @@ def _datetime_ms(moment: datetime.datetime) -> int:
     return seconds * 1000 + moment.microsecond // 1000
 
 
+def is_ambiguous(moment: datetime.datetime) -> bool:
+    """Whether a local time comes twice, because clocks went back."""
+    return _datetime_ms(moment.replace(fold=0)) != _datetime_ms(moment.replace(fold=1))
+
+
 CHUNK_ROWS: Final = 64
 """Rows taken from Spark at a time; fewer if they are large, so that a chunk has little more than CHUNK_BYTES."""
 CHUNK_BYTES: Final = 256 << 10
@@ -393,10 +396,11 @@ CHUNK_BYTES: Final = 256 << 10
 class PartitionWriter:
     """Writes the rows of one task: `write` or many `add`, then `finish`; or `abandon` if something failed."""
 
-    def __init__(self, config: SinkConfig, pool: ProducerPool) -> None:
+    def __init__(self, delivery: TaskDelivery) -> None:
+        config = delivery.config
         self._config = config
-        self._delivery = TaskDelivery(config, pool)
-        self._counts = self._delivery.counts
+        self._delivery = delivery
+        self._counts = delivery.counts
         self._layouts = RowLayouts(config.topic)
         self._block = self._new_block(0)
         self._pending: list[Taken] = []

@@ -11,6 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import spark_kafka_sink.sink.pyspark_versions  # noqa: F401 - raises if PySpark is missing or too old
+
+# isort: split
+
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.librdkafka import read_topic
+from support.pyspark_capabilities import FORMAT
 
 from spark_kafka_sink.local.admin import Admin
 
@@ -66,6 +67,7 @@ def test_batch_example_of_the_readme_writes_every_row(
     assert len([record for record in records if record.key() is not None]) == names["report"].records == 1000
 
 
+@FORMAT.needed
 def test_stream_example_of_the_readme_writes_each_row_once(
     spark: SparkSession, kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path
 ) -> None:
@@ -77,6 +79,7 @@ def test_stream_example_of_the_readme_writes_each_row_once(
     assert sorted(values) == list(range(len(values)))
 
 
+@FORMAT.needed
 def test_observed_metrics_are_in_the_query_progress(
     spark: SparkSession, kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path
 ) -> None:

@@ -13,12 +13,14 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from spark_kafka_sink import KafkaSink
-from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
 
 
 def main(servers: str, topic: str, form: str, folder: Path) -> None:
     spark = SparkSession.builder.getOrCreate()
-    spark.dataSource.register(KafkaSinkDataSource)
+    if form == "format":
+        from spark_kafka_sink import KafkaSinkDataSource  # PySpark 3.5 has none
+
+        spark.dataSource.register(KafkaSinkDataSource)
     options = {"kafka.bootstrap.servers": servers, "topic": topic, "delivery.guarantee": "exactly-once"}
 
     def write(batch: Any, batch_id: int) -> None:

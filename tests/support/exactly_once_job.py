@@ -12,13 +12,14 @@ import argparse
 import os
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 from support.exactly_once_streams import KEYS, Stream
 from support.killed_query import DyingCluster
-from support.killed_spark import KilledDriver, KilledSink, KilledSource
+from support.killed_spark import KilledDriver, KilledSink
 
 from spark_kafka_sink.sink.exactly_once import session as session_module
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
@@ -57,9 +58,8 @@ def main() -> None:
         .config("spark.sql.warehouse.dir", f"{options.folder}/warehouse")
         .getOrCreate()
     )
-    stream = Stream(
-        options.servers, options.topic, options.folder, options.form, data_source=KilledSource, sink=KilledSink
-    )
+    source = import_module("support.killed_source").KilledSource if options.form == "format" else None
+    stream = Stream(options.servers, options.topic, options.folder, options.form, data_source=source, sink=KilledSink)
     if options.form == "write":
         keys = spark.range(0, KEYS, 1, options.partitions)  # without a shuffle
         numbered = keys.selectExpr("id", f"explode(sequence(id, {stream.rows - 1}, {KEYS})) AS row")

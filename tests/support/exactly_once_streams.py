@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 from confluent_kafka import Message
 from support.librdkafka import read_topic, text_of
+from support.pyspark_capabilities import FORMAT
 
 from spark_kafka_sink.admin.transaction_values import TransactionState
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
 from spark_kafka_sink.sink.exactly_once.cluster import connect
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.options import DECISION_TOPIC
@@ -27,6 +27,7 @@ from spark_kafka_sink.sink.options import DECISION_TOPIC
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import DataSource
     from pyspark.sql.streaming.query import StreamingQuery
 
 KEYS = 5
@@ -44,7 +45,8 @@ class Stream(NamedTuple):
     folder: Path
     form: str
     rows: int = 40
-    data_source: type[KafkaSinkDataSource] = KafkaSinkDataSource
+    data_source: type[DataSource] | None = None
+    """None: `KafkaSinkDataSource`, which PySpark 3.5 cannot import."""
     sink: type[KafkaSink] = KafkaSink
     decisions: str = DECISION_TOPIC
 
@@ -98,7 +100,7 @@ class Stream(NamedTuple):
         read = reader.json(str(self.source))
         stream = keys_in_order(read.repartition(partitions, "key") if partitions else read, order).writeStream
         if self.form == "format":
-            spark.dataSource.register(self.data_source)
+            register_format(spark, self.data_source)
             stream = stream.format("kafka_sink").options(**self.options)
         else:
             write: Any = self.sink(self.options).write_batch
@@ -139,6 +141,14 @@ class Stream(NamedTuple):
             last_file = json.loads(log.read_text().splitlines()[-1])["logOffset"]
             found += [int(log.name)] * (last_file + 1 - len(found))
         return found
+
+
+def register_format(spark: SparkSession, source: type[DataSource] | None = None) -> None:
+    """Register `KafkaSinkDataSource`, or `source`. Nothing happens on PySpark 3.5, which has no data sources."""
+    if FORMAT.is_there:
+        from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
+
+        spark.dataSource.register(source or KafkaSinkDataSource)
 
 
 def keys_in_order(rows: DataFrame, order: str) -> DataFrame:

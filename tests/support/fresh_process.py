@@ -10,6 +10,24 @@ from pathlib import Path
 LIMIT_S = 400
 ROOT = Path(__file__).resolve().parents[2]
 _LOG_TO_STDOUT = "import logging, sys; logging.basicConfig(stream=sys.stdout)\n"
+_BLOCKED = """
+import importlib.abc
+import sys
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def __init__(self, name, error):
+        self.name, self.error = name, error
+
+    def find_spec(self, name, path=None, target=None):
+        if name == self.name or name.startswith(self.name + "."):
+            raise self.error
+"""
+
+
+def without(name: str, error: str = "") -> str:
+    """The begin of a script in which the import of the package or module `name` raises `error`, an expression."""
+    error = error or f"ModuleNotFoundError({f'No module named {name}'!r}, name={name!r})"
+    return f"{_BLOCKED}\nsys.meta_path.insert(0, Blocked({name!r}, {error}))\n"
 
 
 def run_script(source: str, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

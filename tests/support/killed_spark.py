@@ -1,8 +1,8 @@
 """Spark's processes at chosen points: a driver that ends its whole Spark between two ends of transactions, and tasks
 that stop and wait until the test kills their executor.
 
-The package has no code for this: subclasses replace the source and the sink. They read environment variables, which
-every process of a local Spark inherits from its driver.
+The package has no code for this: subclasses replace the source (killed_source.py) and the sink. They read environment
+variables, which every process of a local Spark inherits from its driver.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.sink.data_source import KafkaSinkDataSource, KafkaStreamWriter, TaskWritten
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
@@ -26,7 +24,6 @@ from spark_kafka_sink.sink.kafka_sink import KafkaSink
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, Row
-    from pyspark.sql.types import StructType
 
 DIES_AT: Final = "KILLED_SPARK_DIES_AT"
 """Such as "commit 1": in a batch's commit, after the commit of one transaction. Or "begin 0": at the next start, before
@@ -100,26 +97,6 @@ def by_halves(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield batch.slice(0, half)
             hold("rows")
         yield batch.slice(half)
-
-
-class KilledSource(KafkaSinkDataSource):
-    """`format("kafka_sink")` with a `KilledDriver` and tasks that stop."""
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> KafkaStreamWriter:  # noqa: N802 - Spark's
-        made = super().streamWriter(schema, overwrite)
-        return KilledWriter(made._config, made._prefix)
-
-
-class KilledWriter(KafkaStreamWriter):
-    @contextmanager
-    def _driver(self) -> Iterator[ExactlyOnceDriver]:
-        with super()._driver() as made:
-            yield KilledDriver(made.prefix, made._cluster, made._wall_ms)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
-        report = super().write(by_halves(iterator))
-        hold("prepared")
-        return report
 
 
 class KilledSink(KafkaSink):

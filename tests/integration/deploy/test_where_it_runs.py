@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from integration.deploy.conftest import WRITE_JOB, Told, environment, run
 from support.librdkafka import read_topic
+from support.pyspark_capabilities import FORMAT, without_format
 
 from spark_kafka_sink.local import Admin
 
@@ -30,7 +31,7 @@ def assert_each_wrote_every_row(broker: Admin, topic: str, reported: Told) -> No
 
 
 def test_every_interface_writes_on_one_machine(submit: Submit, kafka_broker: Admin, topic: str) -> None:
-    reported = submit("local[3]", [kafka_broker.bootstrap_servers, topic, "write", "stream"])
+    reported = submit("local[3]", [kafka_broker.bootstrap_servers, topic, *without_format("write", "stream")])
     assert_each_wrote_every_row(kafka_broker, topic, reported)
 
 
@@ -39,7 +40,11 @@ def test_every_interface_writes_with_executors_in_separate_processes(
 ) -> None:
     reported = submit(
         "local-cluster[2,1,800]",
-        [kafka_broker.bootstrap_servers, topic, "places", "write", "foreachPartition", "format", "stream"],
+        [
+            kafka_broker.bootstrap_servers,
+            topic,
+            *without_format("places", "write", "foreachPartition", "format", "stream"),
+        ],
         variables={"PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(own_spark_home)},
     )
     assert_each_wrote_every_row(kafka_broker, topic, reported)
@@ -54,7 +59,7 @@ def test_packed_environment_runs_on_a_standalone_cluster(
     shutil.unpack_archive(packed_environment, tmp_path / "environment", filter="fully_trusted")
     reported = submit(
         standalone,
-        [kafka_broker.bootstrap_servers, topic, "places", "write", "format", "stream"],
+        [kafka_broker.bootstrap_servers, topic, *without_format("places", "write", "format", "stream")],
         ["--archives", f"{packed_environment}#environment"],
         {"PYSPARK_PYTHON": "./environment/bin/python"},
     )
@@ -70,7 +75,7 @@ def test_zipped_package_runs_on_a_standalone_cluster(
 ) -> None:
     reported = submit(
         standalone,
-        [kafka_broker.bootstrap_servers, topic, "places", "register", "write", "format", "foreach"],
+        [kafka_broker.bootstrap_servers, topic, *without_format("places", "register", "write", "format", "foreach")],
         ["--py-files", zipped_package],
         {"PYSPARK_PYTHON": str(bare_python)},
     )
@@ -90,6 +95,7 @@ def test_executors_without_the_package_name_it_in_the_error(
         submit("local[1]", arguments, variables=variables)
 
 
+@FORMAT.needed
 def test_unregistered_format_runs_in_the_python_that_found_it(
     submit: Submit, bare_python: Path, kafka_broker: Admin, topic: str
 ) -> None:
@@ -100,6 +106,7 @@ def test_unregistered_format_runs_in_the_python_that_found_it(
         submit("local[1]", [kafka_broker.bootstrap_servers, topic, "register", "format"], variables=variables)
 
 
+@FORMAT.needed
 @pytest.mark.parametrize("named_by", ["spark.pyspark.python", "a path with a blank"])
 def test_format_must_be_registered_outside_sparks_search_path(
     named_by: str, submit: Submit, kafka_broker: Admin, topic: str, tmp_path: Path
@@ -120,7 +127,7 @@ def test_format_must_be_registered_outside_sparks_search_path(
 
 
 def test_every_interface_writes_on_spark_connect(kafka_broker: Admin, topic: str, tmp_path: Path) -> None:
-    interfaces = ["write", "foreachPartition", "format", "foreach", "foreachBatch", "stream"]
+    interfaces = without_format("write", "foreachPartition", "format", "foreach", "foreachBatch", "stream")
     arguments = [kafka_broker.bootstrap_servers, topic, *interfaces]
     variables = environment(SPARK_REMOTE="local[2]", PYSPARK_PYTHON=sys.executable)
     reported = run([sys.executable, WRITE_JOB, *arguments], tmp_path, variables)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
-from spark_kafka_sink import KafkaSink, KafkaSinkDataSource
+from spark_kafka_sink import KafkaSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,10 +56,16 @@ def run(writer: Any) -> None:
             raise query.exception()
 
 
+def register(spark: SparkSession) -> None:
+    from spark_kafka_sink import KafkaSinkDataSource  # PySpark 3.5 has none
+
+    spark.dataSource.register(KafkaSinkDataSource)
+
+
 def interfaces(spark: SparkSession, frame: DataFrame, options: dict[str, str]) -> dict[str, Callable[[], object]]:
     sink = KafkaSink(options)
     return {
-        "register": lambda: spark.dataSource.register(KafkaSinkDataSource),
+        "register": lambda: register(spark),
         "places": lambda: print(json.dumps({"places": places(frame)}), flush=True),
         "write": lambda: sink.write(frame),
         "foreachPartition": lambda: frame.foreachPartition(sink.write_partition),

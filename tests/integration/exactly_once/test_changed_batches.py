@@ -12,13 +12,13 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from support.exactly_once_streams import KEYS, Stream, check_nothing_open, visible_values
+from support.pyspark_capabilities import each_form
 
 from spark_kafka_sink.local import Admin
 from spark_kafka_sink.sink.exactly_once.operator import main
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 EARLIER_S = 1_700_000_000 - 60  # Spark's source ignores files a week older than the newest one
-each_form = pytest.mark.parametrize("form", ["format", "foreachBatch"])
 
 
 @pytest.fixture

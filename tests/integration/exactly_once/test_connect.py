@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 from support.exactly_once_streams import visible_values
+from support.pyspark_capabilities import FORMAT
 
 JOB = Path(__file__).parents[2] / "support" / "connect_foreach_batch_job.py"
 
 
 @pytest.mark.parametrize(
-    ("form", "text"), [("write", "write was called inside foreachBatch"), ("format", "and a streaming query is active")]
+    ("form", "text"),
+    [
+        ("write", "write was called inside foreachBatch"),
+        pytest.param("format", "and a streaming query is active", marks=FORMAT.needed),
+    ],
 )
 def test_batch_write_inside_foreach_batch_is_refused(
     servers: str, three_partitions: str, tmp_path: Path, form: str, text: str

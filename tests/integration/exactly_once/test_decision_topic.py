@@ -17,6 +17,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from support.exactly_once_streams import Stream, check_content, check_nothing_open, visible_values
 from support.killed_query import KEYS, Query
+from support.pyspark_capabilities import each_form
 
 from spark_kafka_sink.common.errors import IllegalStateError, UnknownTopicOrPartitionError
 from spark_kafka_sink.local import Admin
@@ -26,7 +27,6 @@ from spark_kafka_sink.sink.exactly_once.operator import main
 ROOT = Path(__file__).resolve().parents[3]
 COMPACTED = {"cleanup.policy": "compact"}
 LIMIT_S = 60.0
-each_form = pytest.mark.parametrize("form", ["format", "foreachBatch"])
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ import psutil
 import pytest
 from support.exactly_once_streams import KEYS, Stream, check_content, check_nothing_open, open_transactions
 from support.killed_spark import DIES_AT, HOLDS, POINTS, kill_session
+from support.pyspark_capabilities import FORMAT, each_form
 
 from spark_kafka_sink.admin.transaction_values import TransactionState
 from spark_kafka_sink.local import Admin
@@ -38,7 +39,6 @@ FILES_AHEAD = 40
 ORDERS = ("", "ascending", "descending")
 CHOSEN_POINTS = ("commit 0", "begin 0", "commit 1", "begin 1")
 LIMIT_S = 240
-both_forms = pytest.mark.parametrize("form", ["format", "foreachBatch"])
 
 
 def start(stream: Stream, partitions: int, *flags: str, **environment: str) -> subprocess.Popen[bytes]:
@@ -97,7 +97,7 @@ def check(stream: Stream, files: int) -> None:
         raise AssertionError(f"EXACTLY_ONCE_SEED={SEED}: {error}") from error
 
 
-@both_forms
+@each_form
 def test_whole_spark_killed_loses_and_duplicates_nothing(kafka_broker: Admin, tmp_path: Path, form: str) -> None:
     rng = random.Random(SEED)
     stream = new_stream(kafka_broker, tmp_path, form)
@@ -133,7 +133,7 @@ def last_decision(stream: Stream) -> tuple[Decision, Counter[TransactionState]]:
 
 
 @pytest.mark.slow
-@both_forms
+@each_form
 def test_spark_killed_between_decision_and_last_commit_finishes_the_batch(
     kafka_broker: Admin, tmp_path: Path, form: str
 ) -> None:
@@ -211,7 +211,14 @@ class Cluster:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "partitions"), [("format", 0), ("format", 3), ("foreachBatch", 3)])
+@pytest.mark.parametrize(
+    ("form", "partitions"),
+    [
+        pytest.param("format", 0, marks=FORMAT.needed),
+        pytest.param("format", 3, marks=FORMAT.needed),
+        ("foreachBatch", 3),
+    ],
+)
 def test_executors_killed_during_a_batch_lose_and_duplicate_nothing(
     kafka_broker: Admin, tmp_path: Path, own_spark_home: Path, form: str, partitions: int
 ) -> None:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
-from support.exactly_once_streams import Stream, open_transactions, visible_values
+from support.exactly_once_streams import Stream, open_transactions, register_format, visible_values
 from support.librdkafka import produce
-
-from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
+from support.pyspark_capabilities import FORMAT
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,6 +55,7 @@ def small_batches(spark: SparkSession) -> Iterator[None]:
     spark.conf.set(name, was)
 
 
+@FORMAT.needed
 @pytest.mark.parametrize("held_tasks", [2, 1], ids=["no task has finished", "one task has finished"])
 def test_stop_during_a_batch_leaves_nothing_open(
     spark: SparkSession, servers: str, three_partitions: str, tmp_path: Path, small_batches: None, held_tasks: int
@@ -63,7 +63,7 @@ def test_stop_during_a_batch_leaves_nothing_open(
     """Bug: all readers of the topic waited until the open transactions of the stopped tasks timed out."""
     stream = Stream(servers, three_partitions, tmp_path, "format")
     stream.write_files(0, 2)  # one task for each file
-    spark.dataSource.register(KafkaSinkDataSource)
+    register_format(spark)
 
     def writer_of(tasks: int) -> DataStreamWriter:
         rows = spark.readStream.schema("key STRING, value STRING").json(str(stream.source))

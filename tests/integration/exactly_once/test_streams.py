@@ -17,9 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-import pyspark
 import pytest
-from pyspark.errors import PySparkException, PythonException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from support.exactly_once_streams import (
     KEYS,
@@ -28,19 +27,19 @@ from support.exactly_once_streams import (
     kill_a_python_worker,
     known_ids,
     ongoing_ids,
+    register_format,
     visible_values,
 )
 from support.fresh_process import run_script
+from support.pyspark_capabilities import FAILURES, FORMAT, NEW_CHECKPOINT_CHECK, each_form
 
 from spark_kafka_sink.local import EmbeddedKafka
-from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
 from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 KILLS = max(3, int(os.environ.get("EXACTLY_ONCE_KILLS", "12")) // 4)
 BROKER_KILLS = KILLS // 2 + 1
 FILES_AHEAD = 20
-each_form = pytest.mark.parametrize("form", ["format", "foreachBatch"])
 
 
 @pytest.fixture
@@ -63,11 +62,12 @@ def test_restart_with_other_partitions_writes_no_row_twice(spark: SparkSession, 
     stream.check(5)
 
 
+@FORMAT.needed
 def test_checkpoint_in_another_spelling_writes_no_row_twice(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str
 ) -> None:
     stream.write_files(0, 1)
-    spark.dataSource.register(KafkaSinkDataSource)
+    register_format(spark)
 
     def run(location: str) -> None:
         read = spark.readStream.schema("key STRING, value STRING").json(str(stream.source))
@@ -82,11 +82,12 @@ def test_checkpoint_in_another_spelling_writes_no_row_twice(
     assert visible_values(servers, three_partitions) == list(range(stream.rows))
 
 
+@FORMAT.needed
 def test_default_checkpoint_location_with_query_name_gives_the_prefix(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str
 ) -> None:
     stream.write_files(0, 1)
-    spark.dataSource.register(KafkaSinkDataSource)
+    register_format(spark)
     spark.conf.set("spark.sql.streaming.checkpointLocation", str(stream.folder / "default"))
     name = three_partitions.replace("-", "_")
     try:
@@ -210,18 +211,26 @@ def test_two_sinks_of_one_foreach_batch_need_a_prefix_each(
     assert visible_values(servers, three_partitions) == sorted([*range(stream.rows)] * 2)
 
 
-@pytest.mark.parametrize("form", ["write", "format", "write in a thread", "format in a thread and session"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "write",
+        "write in a thread",
+        pytest.param("format", marks=FORMAT.needed),
+        pytest.param("format in a thread and session", marks=FORMAT.needed),
+    ],
+)
 def test_a_batch_write_inside_foreach_batch_is_refused(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str, form: str
 ) -> None:
     """Bug: Spark ran the batch again, and its rows came twice."""
     stream.write_files(0, 1)
-    spark.dataSource.register(KafkaSinkDataSource)
+    register_format(spark)
     options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
 
     def by_another_session(rows: list[Row]) -> None:
         other = spark.newSession()
-        other.dataSource.register(KafkaSinkDataSource)
+        register_format(other)
         frame = other.createDataFrame(rows, "key STRING, value STRING")
         frame.write.format("kafka_sink").options(**options).mode("append").save()
 
@@ -244,17 +253,18 @@ def test_a_batch_write_inside_foreach_batch_is_refused(
     assert visible_values(servers, three_partitions) == []
 
 
+@FORMAT.needed
 def test_batch_write_by_format_beside_a_query_needs_the_option(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str
 ) -> None:
-    spark.dataSource.register(KafkaSinkDataSource)
+    register_format(spark)
     options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
     rows = spark.range(0, 30, 1, 3).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
     ticks = spark.readStream.format("rate").load()
     query = ticks.writeStream.format("noop").option("checkpointLocation", str(stream.checkpoint)).start()
     try:
         write = rows.write.format("kafka_sink").options(**options).mode("append")
-        with pytest.raises(PySparkException, match=r"write\.outside\.queries=true"):
+        with pytest.raises(FAILURES, match=r"write\.outside\.queries=true"):
             write.save()
         assert visible_values(servers, three_partitions) == []
         write.option("write.outside.queries", "true").save()
@@ -307,7 +317,7 @@ def test_writes_inside_foreach_batch_are_refused_without_pinned_threads(
     assert visible_values(servers, three_partitions) == list(range(stream.rows))  # from the write in the main thread
 
 
-@pytest.mark.skipif(pyspark.__version__ < "4.2", reason="older releases take such a checkpoint")
+@NEW_CHECKPOINT_CHECK.needed
 def test_query_killed_at_first_offsets_goes_on_with_empty_checkpoint(spark: SparkSession, stream: Stream) -> None:
     stream.write_files(0, 1)
     half = stream.checkpoint / "offsets" / ".0.5f0e1c1a-7a6e-4c3d-9d55-2d7ab3f9f0c1.tmp"
@@ -328,7 +338,7 @@ def test_deleted_checkpoint_is_refused_without_a_prefix(
     twice.
     """
     stream.write_files(0, 1)
-    spark.dataSource.register(KafkaSinkDataSource)
+    register_format(spark)
     options = {name: value for name, value in stream.options.items() if name != "transactional.id.prefix"}
 
     def run() -> None:
@@ -378,29 +388,31 @@ def test_batch_write_counts_as_a_whole_or_not(spark: SparkSession, servers: str,
     options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
     rows = spark.range(0, 300, 1, 3).selectExpr(f"CAST(id % {KEYS} AS STRING) AS key", "CAST(id AS STRING) AS value")
     broken = rows.selectExpr("key", "IF(value = '299', CAST(raise_error('no more') AS STRING), value) AS value")
-    with pytest.raises(PySparkException, match="no more"):
+    with pytest.raises(FAILURES, match="no more"):
         KafkaSink(options).write(broken)
     assert visible_values(servers, three_partitions) == []
     report = KafkaSink(options).write(rows)
     assert report.records == 300
     assert visible_values(servers, three_partitions) == list(range(300))
-    rows.write.format("kafka_sink").options(**options).mode("append").save()
+    if FORMAT.is_there:
+        rows.write.format("kafka_sink").options(**options).mode("append").save()
     named = {"transactional.id.prefix": f"batches-{three_partitions}"}
     for _ in range(2):  # each write is a new one
         KafkaSink(options, **named).write(rows)
-    assert len(visible_values(servers, three_partitions)) == 1200
+    assert len(visible_values(servers, three_partitions)) == (1200 if FORMAT.is_there else 900)
     check_nothing_open(servers, named["transactional.id.prefix"])
     # those of writes without a prefix, including the failed one
     assert [each for each in ongoing_ids(servers) if is_one_off(each.rpartition("/")[0])] == []
 
 
+@FORMAT.needed
 def test_writes_of_any_form_and_process_share_their_names(
     spark: SparkSession, servers: str, three_partitions: str
 ) -> None:
     """Each write here claims a free name from the brokers, as in a new application: no name is kept in the process."""
     options = {"kafka.bootstrap.servers": servers, "topic": three_partitions, "delivery.guarantee": "exactly-once"}
     rows = spark.range(0, 30, 1, 3).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
-    spark.dataSource.register(KafkaSinkDataSource)
+    register_format(spark)
     KafkaSink(options).write(rows)
     before = {each for each in known_ids(servers) if is_one_off(each.rpartition("/")[0])}
     for _ in range(3):
@@ -432,7 +444,7 @@ def test_forms_without_a_driver_are_refused(spark: SparkSession, servers: str, f
         {"kafka.bootstrap.servers": servers, "topic": "missing-topic", "delivery.guarantee": "exactly-once"}
     )
     frame = spark.range(1).selectExpr("'v' AS value")
-    with pytest.raises(PythonException, match=r'nothing on the driver.*format\("kafka_sink"\).*foreachBatch'):
+    with pytest.raises(FAILURES, match=r'nothing on the driver.*format\("kafka_sink"\).*foreachBatch'):
         frame.foreachPartition(sink.write_partition if form == "foreachPartition" else lambda _: sink.open(0, 0))  # type: ignore[arg-type]
 
 

@@ -9,6 +9,7 @@ connect-format: writes by `format`, and into such a view, from a Spark Connect c
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import pickle
@@ -16,12 +17,14 @@ import sys
 import traceback
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_kafka_sink import KafkaSink, KafkaSinkDataSource
+from spark_kafka_sink import KafkaSink
+
+HAS_FORMAT = importlib.util.find_spec("pyspark.sql.datasource") is not None  # not in PySpark 3.5
 
 
 def main(arguments: dict[str, str]) -> None:
@@ -46,7 +49,10 @@ def main(arguments: dict[str, str]) -> None:
     spark = builder.getOrCreate()
     frame = spark.range(10).selectExpr("CAST(id AS STRING) AS value")
     if kind == "classic":
-        spark.dataSource.register(KafkaSinkDataSource)
+        if HAS_FORMAT:
+            from spark_kafka_sink import KafkaSinkDataSource
+
+            spark.dataSource.register(KafkaSinkDataSource)
         write_in_every_way(spark, frame, options, folder)
         be_refused(frame, options, json.loads(arguments["wrong"]))
     elif kind == "connect-sink":
@@ -67,9 +73,12 @@ def write_in_every_way(spark: SparkSession, frame: DataFrame, options: dict[str,
     print(repr(sink), str(sink), sink.write(frame))
     print(repr(pickle.loads(pickle.dumps(sink))))
     frame.foreachPartition(sink.write_partition)
-    frame.write.format("kafka_sink").options(**options).mode("append").save()
+    ways: dict[str, object] = {"foreachBatch": sink.write_batch, "foreach": sink}
+    if HAS_FORMAT:
+        frame.write.format("kafka_sink").options(**options).mode("append").save()
+        ways["format"] = options
     frame.explain(extended=True)
-    stream(spark, frame, folder, {"format": options, "foreachBatch": sink.write_batch, "foreach": sink})
+    stream(spark, frame, folder, ways)
 
 
 def stream(spark: SparkSession, frame: DataFrame, folder: Path, ways: dict[str, object]) -> None:
@@ -99,14 +108,16 @@ def literal(text: str) -> str:
 
 
 def be_refused(frame: DataFrame, options: dict[str, str], wrong: dict[str, str]) -> None:
-    for attempt in (
+    attempts: list[Callable[[], object]] = [
         lambda: KafkaSink(wrong).write(frame),
         lambda: frame.foreachPartition(KafkaSink(wrong).write_partition),
-        lambda: frame.write.format("kafka_sink").options(**wrong).mode("append").save(),
         lambda: KafkaSink({**options, "kafka.sasl.jaas.config": options["kafka.sasl.jaas.config"].replace(";", "")}),
         lambda: KafkaSink({**options, "kafka.sasl.mechanism": "PLAIN"}),
         lambda: KafkaSink({**options, "kafka.sasl.jaas.confg": options["kafka.sasl.jaas.config"]}),
-    ):
+    ]
+    if HAS_FORMAT:
+        attempts.append(lambda: frame.write.format("kafka_sink").options(**wrong).mode("append").save())
+    for attempt in attempts:
         try:
             attempt()
         except Exception:

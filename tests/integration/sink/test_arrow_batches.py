@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import udtf
+from support.pyspark_capabilities import BYTE_LIMIT
 
 from spark_kafka_sink.sink.arrow_batches import BYTES, IS_RECORD, RECORDS, LastWrite, batch_limits, without_padding
 from spark_kafka_sink.sink.schema import by_position, projection
@@ -95,6 +96,7 @@ def test_records_of_known_size_need_no_padding(spark: SparkSession) -> None:
         assert [rows for rows, records, _ in batches(frame, large_write(1.1 * size)) if rows == records] == counts
 
 
+@BYTE_LIMIT.needed
 def test_after_a_small_write_spark_measures_its_buffers(spark: SparkSession) -> None:
     frame, last = values(spark, 40, "rpad(cast(id AS STRING), 900000, 'x')"), LastWrite(1_000, 100_000)
     with batch_limits(frame, last) as limited:
@@ -173,6 +175,7 @@ def test_row_limit_of_the_user_stays(spark: SparkSession, conf: Callable[[str, s
     assert max(records for _, records, _ in batches(values(spark, 20, "rpad('x', 900000, 'y')"))) == 5
 
 
+@BYTE_LIMIT.needed
 def test_byte_limit_of_the_user_stays(spark: SparkSession, conf: Callable[[str, str], None]) -> None:
     conf(BYTES, "10000")
     found = batches(values(spark, 100, "rpad('x', 1000, 'y')"), large_write(100))
@@ -278,3 +281,17 @@ def test_no_setting_remains_or_reaches_other_threads(spark: SparkSession) -> Non
     finally:
         context.setLocalProperty(RECORDS, None)
     assert seen == [None]
+
+
+@pytest.mark.parametrize("last", [None, large_write(1), LastWrite(10, 10)], ids=["unknown", "small", "few"])
+def test_batches_of_large_rows_are_small_behind_a_python_function(
+    spark: SparkSession, conf: Callable[[str, str], None], last: LastWrite | None
+) -> None:
+    """Spark before 4.1 counts no bytes: padding is the only limit, under Spark's limit of rows or the user's."""
+    large = values(spark, 60, "rpad(cast(id AS STRING), 900000, 'x')").mapInArrow(lambda given: given, "value STRING")
+    for most in (None, "1000"):
+        if most is not None:
+            conf(RECORDS, most)
+        found = batches(large, last)
+        assert sum(records for _, records, _ in found) == 60
+        assert max(size for _, _, size in found) <= 6 * MIB + 900_000

@@ -18,6 +18,7 @@ from pyspark.errors import AnalysisException, IllegalArgumentException, Streamin
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from support.fresh_process import run_script
+from support.pyspark_capabilities import FORMAT
 from support.spark_leftovers import Look, await_none
 from support.topic_frames import topic_frame
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+pytestmark = FORMAT.needed
 
 Write = Callable[[DataFrame, dict[str, str]], None]
 

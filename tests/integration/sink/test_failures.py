@@ -7,16 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PythonException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
+from support.pyspark_capabilities import FAILURES
 from support.topic_frames import topic_frame
 
 from spark_kafka_sink.local import Admin, EmbeddedKafka
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
-
-FAILURES = (PythonException, Py4JJavaError)
-"""The errors of a failed task: the first from PySpark 4.2 on, the second before."""
 
 
 def sink_of(bootstrap_servers: str, **options: str) -> KafkaSink:

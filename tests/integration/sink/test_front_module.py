@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.fresh_process import run_script
+from support.pyspark_capabilities import FORMAT
+
+pytestmark = FORMAT.needed
 
 NEIGHBOUR = """
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition

@@ -6,8 +6,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import PythonException
 from support.librdkafka import read_values
+from support.pyspark_capabilities import FAILURES
 from support.secured_broker import SecuredBroker
 
 from spark_kafka_sink import KafkaSink
@@ -57,7 +57,7 @@ def test_each_missing_permission_is_named_and_all_suffice(
         topic: ("WRITE", Permission(principal, "write", "topic", topic)),
     }
     while left:
-        with pytest.raises((AuthorizationError, PythonException)) as refusal:
+        with pytest.raises((AuthorizationError, *FAILURES)) as refusal:
             KafkaSink(options).write(frame)
         text = str(refusal.value)
         named = [what for what in left if what in text]

@@ -71,6 +71,7 @@ print("pandas" in sys.modules)
 ROWS = """
 import datetime
 from pyspark.sql import Row
+from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.rows import PartitionWriter
 
 def rows(count):
@@ -84,7 +85,7 @@ def rows(count):
             partition=n % 7 if n % 8 == 0 else None,
         )
 
-writer = PartitionWriter(config, pool())
+writer = PartitionWriter(TaskDelivery(config, pool()))
 writer.write(rows(2000))
 writer.finish()
 done += readable(encode_rows([b"k", None], ["v", b"w"], [[("h", b"1")], None], [900, 901], 0, 900), codec_for("none"))

@@ -10,7 +10,15 @@ import pyarrow as pa
 import pytest
 
 from spark_kafka_sink.sink import arrow_batches
-from spark_kafka_sink.sink.arrow_batches import IS_RECORD, LastWrite, LastWrites, joined, padded_rows, without_padding
+from spark_kafka_sink.sink.arrow_batches import (
+    IS_RECORD,
+    LastWrite,
+    LastWrites,
+    joined,
+    padded_rows,
+    padded_under,
+    without_padding,
+)
 
 TYPES = {"value": pa.binary(), "key": pa.string(), "topic": pa.large_string(), "partition": pa.int32()}
 
@@ -84,6 +92,16 @@ def test_row_limit_corresponds_to_four_megabytes(mean_bytes: float | None) -> No
 
 def test_after_a_small_write_rows_are_not_padded() -> None:
     assert padded_rows(LastWrite(99_999, 9_999_900)) is None
+
+
+@pytest.mark.parametrize(("most", "row_bytes"), [(10_000, 512), (1_000_000, 512), (1_000, 3_900), (1, 3_900_000)])
+def test_padding_limits_bytes_under_a_given_limit_of_rows(most: int, row_bytes: int) -> None:
+    assert padded_under(most) == (row_bytes, most)
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_no_limit_of_rows_stays_without_one(most: int) -> None:
+    assert padded_under(most) is None
 
 
 def rows_of(size: int, *counts: int) -> list[pa.RecordBatch]:

@@ -18,6 +18,7 @@ from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, Recor
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.sink import kafka_sink as kafka_sink_module
 from spark_kafka_sink.sink import running_query
+from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.session import StreamBatch
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
@@ -36,7 +37,7 @@ class BenchSink(KafkaSink):
         self.pool = ScriptedPool(self.producer)
 
     def _new_writer(self) -> PartitionWriter:
-        return PartitionWriter(self._config, self.pool)
+        return PartitionWriter(TaskDelivery(self._config, self.pool))
 
     def process_all(self) -> None:
         for row in ROWS:

@@ -22,7 +22,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.record.kernel import has_kernel
 from spark_kafka_sink.sink import rows as rows_module
-from spark_kafka_sink.sink.delivery import RowCounts
+from spark_kafka_sink.sink.delivery import RowCounts, TaskDelivery
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.rows import BLOCK_BYTES, BLOCK_ROWS, CHUNK_BYTES, CHUNK_ROWS, PartitionWriter, Taken
 
@@ -47,7 +47,7 @@ class Bench:
         self.made = 0
         self.pool = ScriptedPool(self._create)
         self.config = SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "topic": "orders", **options})
-        self.writer = PartitionWriter(self.config, self.pool)
+        self.writer = PartitionWriter(TaskDelivery(self.config, self.pool))
 
     def _create(self, config: object) -> ScriptedProducer:
         self.made += 1

@@ -29,6 +29,7 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink import rows as rows_module
+from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.rows import PartitionWriter
@@ -480,7 +481,7 @@ class HarnessSink(KafkaSink):
         self.pool = ProducerPool(lambda config: producer, SystemClock())
 
     def _new_writer(self) -> PartitionWriter:
-        return PartitionWriter(self._config, self.pool)
+        return PartitionWriter(TaskDelivery(self._config, self.pool))
 
 
 def compiled(by_kernel: bool) -> AbstractContextManager[object]:

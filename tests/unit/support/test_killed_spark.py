@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.killed_spark import KilledDriver, KilledSink, KilledSource, KilledWriter
+from support.killed_source import KilledSource, KilledWriter
+from support.killed_spark import KilledDriver, KilledSink
 
 
 def overriding() -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
