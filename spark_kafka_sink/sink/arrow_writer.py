@@ -64,7 +64,9 @@ def write_all(delivery: TaskDelivery, batches: Iterable[pa.RecordBatch]) -> None
 
 
 def _is_spread(delivery: TaskDelivery) -> bool:
-    """Whether batches go to many partitions, so that larger ones are worth a copy. Looks at the last batch's topics."""
+    """Return whether batches go to many partitions, so that larger ones are worth a copy. Looks at the last batch's
+    topics.
+    """
     return sum(map(delivery.partition_count, delivery.topics[:MANY_PARTITIONS])) >= MANY_PARTITIONS
 
 
@@ -87,8 +89,8 @@ def _columns_by_topic(config: SinkConfig, batch: pa.RecordBatch) -> Iterator[tup
 
 
 def _epoch_ms(times: pa.Array | None, *, allows_early: bool) -> pa.Array | None:
-    """Times as int64 milliseconds, rounded down; a null for -1 ms, which is Kafka's sign for no timestamp. Raises
-    SchemaError before 1970 and after 9999, and for a number (not a date) before 1980 unless `allows_early`.
+    """Return times as int64 milliseconds, rounded down; a null for -1 ms, which is Kafka's sign for no timestamp.
+    Raises SchemaError before 1970 and after 9999, and for a number (not a date) before 1980 unless `allows_early`.
     """
     if times is None:
         return None
@@ -118,7 +120,7 @@ _PER_SECOND: Final = {None: 1_000, "s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1
 
 
 def _bounds(times: pa.Array) -> tuple[int, int]:
-    """The earliest and the latest time; usual ones if all are null."""
+    """Return the earliest and the latest time; usual ones if all are null."""
     found = pc.min_max(times)
     earliest, latest = found["min"].as_py(), found["max"].as_py()
     return (FIRST_USUAL_MS, FIRST_USUAL_MS) if earliest is None else (earliest, latest)

@@ -139,7 +139,7 @@ class TaskDelivery:
                 self._producer.look_up(self.topics[1:])
 
     def partition_count(self, topic: str) -> int:
-        """The number of partitions of `topic`, to which rows were sent; 0 if none were sent. Raises KafkaError."""
+        """Return the number of partitions of `topic`; 0 if no rows were sent to it. Raises KafkaError."""
         return 0 if self._producer is None else len(self._producer.partitions_for(topic))
 
     def finish(self) -> None:

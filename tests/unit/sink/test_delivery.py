@@ -31,12 +31,12 @@ def delivery_by(producer: ScriptedProducer) -> TaskDelivery:
 
 def test_partition_sums_its_runs_and_keeps_last_offset() -> None:
     counts = RowCounts()
-    for told in (
+    for reported in (
         run(0, 10, 5, 500),
         run(1, 0, 1, 70),
         run(0, 3, 2, 30),
     ):  # the outcome of a retry comes after that of later runs
-        counts(told, None)
+        counts(reported, None)
     assert counts.delivered == {
         TopicPartition("t", 0): Delivered(7, 530, 14),
         TopicPartition("t", 1): Delivered(1, 70, 0),
@@ -62,10 +62,10 @@ def test_first_of_several_errors_is_raised() -> None:
 
 def test_delivery_begins_with_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it Spark delays the rows of a small task by 40 ms."""
-    told: list[Any] = []
-    monkeypatch.setattr(delivery_module, "acknowledge_now", lambda: told.append("all"))
+    reported: list[Any] = []
+    monkeypatch.setattr(delivery_module, "acknowledge_now", lambda: reported.append("all"))
     delivery_by(ScriptedProducer())
-    assert told == ["all"]
+    assert reported == ["all"]
 
 
 def test_nothing_is_sent_behind_a_row_that_failed() -> None:
