@@ -72,7 +72,7 @@ integration-spark: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/sink -q -m 'not slow'
 
 integration-jobs: $(SETUP)
-	$(BIN)/python -m pytest tests/integration/jobs tests/integration/test_readme_examples.py -q -m 'not slow'
+	$(BIN)/python -m pytest tests/integration/jobs tests/integration/examples tests/integration/test_readme_examples.py -q -m 'not slow'
 
 # Run the tests that take minutes (beside Spark's own sink, on clusters, with kills and restarts), and the scripts of benchmarks/.
 integration-slow: $(SETUP)
