@@ -91,11 +91,7 @@ class Table:
             raise SchemaError(f"topic={topic!r:.100}: give the name of a topic, or topic_column='…'.")
         self._topic = topic
         self._reader = _reader_of(data)
-        try:
-            self._fields = _chosen(self._reader.schema, topic, names)
-        except BaseException:
-            self._reader.close()
-            raise
+        self._fields = _chosen(self._reader.schema, topic, names)
 
     def parts(self) -> Iterator[TablePart]:
         """Yield the rows in their order. Errors of the stream are raised as they are."""

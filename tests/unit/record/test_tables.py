@@ -346,6 +346,13 @@ def test_row_larger_than_a_part_is_a_part(monkeypatch: pytest.MonkeyPatch) -> No
     assert [part.num_rows for part in parts] == [1, 1, 1]
 
 
+def test_reader_that_is_refused_can_still_be_read() -> None:
+    reader = pa.table({"payload": ["1", "2"]}).to_reader(max_chunksize=1)
+    with pytest.raises(SchemaError):
+        opened(reader)
+    assert values(opened(reader, value="payload")) == [b"1", b"2"]
+
+
 def test_error_of_a_later_part_says_where_it_counts_from() -> None:
     data = pa.table({"value": ["1"] * 5, "headers": pa.array([None] * 4 + [[(None, b"1")]], HEADERS)})
     first, second = pa.Table.to_batches(data, max_chunksize=3)
