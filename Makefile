@@ -77,7 +77,7 @@ integration-jobs: $(SETUP)
 # Run the tests that take minutes (beside Spark's own sink, on clusters, with kills and restarts), and the scripts of benchmarks/.
 integration-slow: $(SETUP)
 	$(BIN)/python -m pytest tests/unit -q -m slow
-	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink -q -m slow
+	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink tests/integration/jobs -q -m slow
 	$(BIN)/python -m pytest tests/integration/benchmarks -q
 	$(BIN)/python -m pytest tests/integration/parity -q
 	$(BIN)/python -m pytest tests/integration/deploy -q

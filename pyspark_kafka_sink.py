@@ -37,15 +37,15 @@ else:
             return "kafka_sink"
 
         def schema(self) -> StructType:
-            """Raise ConfigError: kafka_sink only writes. Raises ImportError where a package is missing."""
+            """Raise ConfigError: kafka_sink only writes. Raises ImportError if a package is missing."""
             return _sink(self.options).schema()
 
         def writer(self, schema: StructType, overwrite: bool) -> KafkaBatchWriter:
-            """Return `KafkaSinkDataSource.writer`. Raises ImportError where a package is missing."""
+            """Return `KafkaSinkDataSource.writer`. Raises ImportError if a package is missing."""
             return _sink(self.options).writer(schema, overwrite)
 
         def streamWriter(self, schema: StructType, overwrite: bool) -> KafkaStreamWriter:  # noqa: N802 - Spark's name
-            """Return `KafkaSinkDataSource.streamWriter`. Raises ImportError where a package is missing."""
+            """Return `KafkaSinkDataSource.streamWriter`. Raises ImportError if a package is missing."""
             return _sink(self.options).streamWriter(schema, overwrite)
 
 
@@ -74,14 +74,14 @@ def _python() -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """The text of an import's failure without the pages that numpy adds; the cause has them."""
+    """Return the text of a failed import without the pages that numpy adds; the cause has them."""
     lines = str(error).strip().splitlines()
     text = lines[0].rstrip(".") if lines else "no reason was given"
     return text if type(error) is ImportError else f"{type(error).__name__}: {text}"
 
 
 def _required(package: str) -> str:
-    """The requirement for `package` by the installed metadata, or its name where there is no metadata."""
+    """Return the requirement for `package` by the installed metadata, or its name if there is none."""
     from importlib import metadata
 
     try:

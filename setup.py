@@ -1,4 +1,4 @@
-"""What setup.cfg cannot say: the compiled kernel. Where there is no C compiler its numpy twin does the work
+"""The compiled kernel, which setup.cfg cannot describe. Without a C compiler its numpy twin replaces it
 (spark_kafka_sink/record/kernel.py).
 """
 

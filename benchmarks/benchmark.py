@@ -290,8 +290,8 @@ def measure(
 
 
 def missing_packages(contender: Contender, codec: str) -> list[str]:
-    wanted = [*contender.packages, *(package for name, package in contender.codec_packages.items() if name == codec)]
-    return [package for package in wanted if importlib.util.find_spec(package) is None]
+    needed = [*contender.packages, *(package for name, package in contender.codec_packages.items() if name == codec)]
+    return [package for package in needed if importlib.util.find_spec(package) is None]
 
 
 def machine() -> dict[str, Any]:

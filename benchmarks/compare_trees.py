@@ -118,7 +118,7 @@ class Round(NamedTuple):
 
 
 def rounds_of(count: int, new_rate: Callable[[], Rate], before: Bench, after: Bench) -> Iterator[Round]:
-    """Yield rounds. Every second one begins with `after`, so that a drift of the machine affects both alike."""
+    """Yield rounds. Every second one begins with `after`, so that a drift of the machine affects both."""
     for number in range(count):
         turn = Round(new_rate(), new_rate())
         turns = [(before, turn.before), (after, turn.after)]

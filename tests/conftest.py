@@ -1,4 +1,4 @@
-"""What every test may use, and what holds for all of them."""
+"""Fixtures and settings of all tests."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hypothesis import settings
 
 pytest_plugins = ["spark_kafka_sink.local.pytest_plugin", "support.spark_fixture", "support.secured_broker"]
 
-# Hypothesis gives an example 200 ms of the wall clock, but where CI is set: a machine that stalls is no failure.
+# By default Hypothesis fails an example after 200 ms, unless CI is set. A slow machine must not fail a test.
 settings.register_profile("no deadline", settings(), deadline=None)
 settings.load_profile("no deadline")
 
 
 @pytest.fixture(autouse=True)
 def _level_of_the_package() -> Iterator[None]:
-    """A data source's commit sets a level where there is none; the next test must not find it."""
+    """Restore the log level, which a commit of the data source sets if there is none."""
     log = logging.getLogger("spark_kafka_sink")
     level = log.level
     yield

@@ -72,19 +72,19 @@ class CoordinatorApi(ABC, Generic[Item, Value]):
 
     @abstractmethod
     def key(self, item: Item) -> str:
-        """The group or transactional id that decides about the coordinator."""
+        """Return the group or transactional id that decides about the coordinator."""
 
     def node(self, item: Item) -> Node | None:  # noqa: ARG002
-        """The node to ask, where that is not for a coordinator's key to decide."""
+        """Return the node to ask, or None to ask the coordinator of `key`."""
         return None
 
     @abstractmethod
     def describe(self, item: Item) -> str:
-        """The item in an error's text."""
+        """Return the item in words, for the text of an error."""
 
     @abstractmethod
     def requests(self, items: Sequence[Item]) -> Iterable[tuple[Request, Sequence[Item]]]:
-        """The requests to one node that ask about all of `items`, each with those it asks about."""
+        """Return the requests to one node about all of `items`, each with its own items."""
 
     @abstractmethod
     def answers(self, items: Sequence[Item], body: Message) -> Mapping[Item, Value | KafkaError]:
@@ -103,10 +103,10 @@ class Outcome(Generic[Value]):
     is_in_doubt: bool = False
 
     def get(self) -> Value:
-        """The value; raises the error where there is one."""
+        """Return the value. Raises the error of a failure."""
         if self.error is not None:
             raise self.error
-        return self.value  # type: ignore[return-value]  # set where there is no error, and None may be a value
+        return self.value  # type: ignore[return-value]  # set if there is no error, and None may be a value
 
 
 class LookupFlight:
@@ -263,7 +263,7 @@ class _Call(Generic[Item, Value]):
         return not self.works and not self.waiting
 
     def _left(self) -> list[_Work[Item]]:
-        """The items without an outcome, requested or not."""
+        """Return the items without an outcome, requested or not."""
         self.works |= {item: _Work(item) for item in self.waiting}
         self.waiting.clear()
         return list(self.works.values())
@@ -273,17 +273,17 @@ class _Call(Generic[Item, Value]):
     def send_due(self) -> None:
         """Send all that is due: to coordinators that are known, and to any node for those that are not."""
         by_node: dict[Node, list[_Work[Item]]] = {}
-        homeless: dict[str, list[_Work[Item]]] = {}
+        without_node: dict[str, list[_Work[Item]]] = {}
         for work in self._due():
             node = self.api.node(work.item) or self.calls.lookup.known(self.api.key_type, self.api.key(work.item))
             if node is None:
-                homeless.setdefault(self.api.key(work.item), []).append(work)
+                without_node.setdefault(self.api.key(work.item), []).append(work)
             else:
                 by_node.setdefault(node, []).append(work)
         for node, works in by_node.items():
             self._ask(node, works)
-        if homeless:
-            self._look_up(homeless)
+        if without_node:
+            self._look_up(without_node)
 
     def _due(self) -> list[_Work[Item]]:
         """Return the items to send now. New items come before retries. Otherwise one coordinator that is down would
@@ -304,13 +304,13 @@ class _Call(Generic[Item, Value]):
                 work.is_in_flight = True
             self.flights.append(_Flight(node, asked, self.calls.client.send(node, request)))
 
-    def _look_up(self, homeless: Mapping[str, Sequence[_Work[Item]]]) -> None:
-        flights = self.calls.lookup.send(self.api.key_type, list(homeless))
+    def _look_up(self, without_node: Mapping[str, Sequence[_Work[Item]]]) -> None:
+        flights = self.calls.lookup.send(self.api.key_type, list(without_node))
         if not flights:
-            for work in _flat(homeless.values()):
+            for work in _flat(without_node.values()):
                 self._retry(work, "No node could be asked for the coordinator.")
         for flight in flights:
-            works = _flat(homeless[key] for key in flight.keys)
+            works = _flat(without_node[key] for key in flight.keys)
             for work in works:
                 work.is_in_flight = True
             self.lookups.append((flight, works))

@@ -49,42 +49,44 @@ class GroupOffsets:
         (KIP-447). Raises GroupAuthorizationError, TopicAuthorizationError, UnsupportedVersionError (a broker before
         Kafka 2.5), and KafkaTimeoutError, with the text of UnstableOffsetCommitError if that was the reason.
         """
-        wanted = [_Wanted(group, tuple(partitions)) for group, partitions in topic_partitions.items()]
-        outcomes = self._calls.run(_OffsetFetch(), wanted, timer)
+        items = [_GroupPartitions(group, tuple(partitions)) for group, partitions in topic_partitions.items()]
+        outcomes = self._calls.run(_OffsetFetch(), items, timer)
         return {item.group_id: outcome.get() for item, outcome in outcomes.items()}
 
 
-class _Wanted(NamedTuple):
+class _GroupPartitions(NamedTuple):
     group_id: str
     topic_partitions: tuple[TopicPartition, ...]
 
 
-class _OffsetFetch(CoordinatorApi[_Wanted, GroupCommits]):
+class _OffsetFetch(CoordinatorApi[_GroupPartitions, GroupCommits]):
     key_type = GROUP
     advice: ClassVar[Mapping[int, str]] = {
         29: "Not authorized for a topic: grant DESCRIBE on it, which READ includes.",
         30: "Not authorized for the group: grant DESCRIBE on it, which READ includes.",
     }
 
-    def key(self, item: _Wanted) -> str:
+    def key(self, item: _GroupPartitions) -> str:
         return item.group_id
 
-    def describe(self, item: _Wanted) -> str:
+    def describe(self, item: _GroupPartitions) -> str:
         return f"OffsetFetch of group {item.group_id!r} ({', '.join(map(str, item.topic_partitions))})"
 
-    def requests(self, items: Sequence[_Wanted]) -> Iterable[tuple[Request, Sequence[_Wanted]]]:
+    def requests(self, items: Sequence[_GroupPartitions]) -> Iterable[tuple[Request, Sequence[_GroupPartitions]]]:
         for item in items:
             topics: dict[str, list[int]] = {}
             for topic_partition in item.topic_partitions:
                 topics.setdefault(topic_partition.topic, []).append(topic_partition.partition)
             yield OffsetFetchRequest(item.group_id, topics), [item]
 
-    def answers(self, items: Sequence[_Wanted], body: Message) -> Mapping[_Wanted, GroupCommits | KafkaError]:
+    def answers(
+        self, items: Sequence[_GroupPartitions], body: Message
+    ) -> Mapping[_GroupPartitions, GroupCommits | KafkaError]:
         found = {item: group_offsets_of(body, item.group_id) for item in items}
         return {item: _committed(item, group) for item, group in found.items() if group is not None}
 
 
-def _committed(wanted: _Wanted, group: Message) -> GroupCommits | KafkaError:
+def _committed(item: _GroupPartitions, group: Message) -> GroupCommits | KafkaError:
     """Return the group's offsets, or the first error in its answer. An unstable offset counts last."""
     codes: list[tuple[int, TopicPartition | None]] = [(int(group.error_code), None)]
     found: GroupCommits = {}
@@ -98,7 +100,7 @@ def _committed(wanted: _Wanted, group: Message) -> GroupCommits | KafkaError:
     for code, place in codes:
         if code:
             return error_for_code(code, api="OffsetFetch").at(topic_partition=place)
-    for topic_partition in wanted.topic_partitions:
+    for topic_partition in item.topic_partitions:
         if topic_partition not in found:  # an offset of -1 would say that nothing is committed
             return CoordinatorNotAvailableError("The answer does not mention it.").at(topic_partition=topic_partition)
-    return {topic_partition: found[topic_partition] for topic_partition in wanted.topic_partitions}
+    return {topic_partition: found[topic_partition] for topic_partition in item.topic_partitions}

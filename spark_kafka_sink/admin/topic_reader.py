@@ -92,6 +92,7 @@ class _Reading:
     isolation_level: int
     positions: dict[TopicPartition, int]
     ends: Mapping[TopicPartition, int]
+    aborted: set[tuple[int, int]]
     resume_ms: dict[TopicPartition, int] = field(default_factory=dict)
     in_flight: dict[str, _Sent] = field(default_factory=dict)
 
@@ -129,6 +130,8 @@ class TopicReader:
         self._timeout_ms = timeout_ms
         self._max_partition_bytes = max_partition_bytes
         self._limits = limits
+        self.aborted: set[tuple[int, int]] = set()
+        """(producer id, epoch) of each aborted transaction whose marker was read, at any isolation level."""
 
     def partitions(self, topic: str) -> list[TopicPartition]:
         """Return the topic's partitions. Raises UnknownTopicOrPartitionError if it does not appear within the limit."""
@@ -154,10 +157,10 @@ class TopicReader:
         found: dict[TopicPartition, int] = {}
         patience = _Patience(self._clock, self._timeout_ms)
         absence = TopicAbsence(self._metadata, self._clock)
-        while missing := [wanted for wanted in partitions if wanted not in found]:
+        while missing := [requested for requested in partitions if requested not in found]:
             sent = [
-                self._client.send(node, self._list_offsets(wanted, timestamp, isolation_level))
-                for node, wanted in self._by_leader(missing)
+                self._client.send(node, self._list_offsets(requested, timestamp, isolation_level))
+                for node, requested in self._by_leader(missing)
             ]
             for future in sent:
                 self._client.poll_until(future, patience.timer)
@@ -167,10 +170,10 @@ class TopicReader:
                     else:
                         error = error_for_code(int(answer.error_code), api="ListOffsets")
                         patience.endure(error.at(topic_partition=topic_partition))
-            still_missing = [wanted for wanted in missing if wanted not in found]
+            still_missing = [requested for requested in missing if requested not in found]
             if still_missing:
                 patience.check(still_missing)
-                absence.check({wanted.topic for wanted in still_missing})
+                absence.check({requested.topic for requested in still_missing})
                 self._client.await_metadata_update(patience.timer)
         return found
 
@@ -199,7 +202,7 @@ class TopicReader:
         ends = self.offsets(partitions, LATEST_TIMESTAMP, isolation_level)
         positions = {known: offset for known, offset in (start or {}).items() if known in ends}
         positions |= self.offsets([known for known in partitions if known not in positions], EARLIEST_TIMESTAMP)
-        reading = _Reading(isolation_level, positions, ends)
+        reading = _Reading(isolation_level, positions, ends, self.aborted)
         patience = _Patience(self._clock, self._timeout_ms)
         absence = TopicAbsence(self._metadata, self._clock)
         while unfinished := reading.unfinished():
@@ -215,7 +218,7 @@ class TopicReader:
                 if has_moved:
                     patience.progress()
             patience.check(unfinished)
-            absence.check({wanted.topic for wanted in unfinished})
+            absence.check({requested.topic for requested in unfinished})
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
@@ -238,9 +241,9 @@ class TopicReader:
         self, partitions: Iterable[TopicPartition], timestamp: int, isolation_level: int
     ) -> ListOffsetsRequest:
         topics: dict[str, list[ListOffsetsPartition]] = {}
-        for wanted in partitions:
-            entry = ListOffsetsPartition(wanted.partition, timestamp, self._epoch(wanted))
-            topics.setdefault(wanted.topic, []).append(entry)
+        for requested in partitions:
+            entry = ListOffsetsPartition(requested.partition, timestamp, self._epoch(requested))
+            topics.setdefault(requested.topic, []).append(entry)
         return ListOffsetsRequest(topics, isolation_level)
 
     def _send_fetches(self, reading: _Reading) -> None:
@@ -249,10 +252,10 @@ class TopicReader:
             if node.id_string in reading.in_flight:
                 continue
             topics: dict[str, list[FetchPartition]] = {}
-            for wanted in partitions:
-                position = reading.positions[wanted]
-                entry = FetchPartition(wanted.partition, position, self._max_partition_bytes, self._epoch(wanted))
-                topics.setdefault(wanted.topic, []).append(entry)
+            for requested in partitions:
+                position = reading.positions[requested]
+                entry = FetchPartition(requested.partition, position, self._max_partition_bytes, self._epoch(requested))
+                topics.setdefault(requested.topic, []).append(entry)
             request = FetchRequest(topics, _MAX_WAIT_MS, isolation_level=reading.isolation_level)
             reading.in_flight[node.id_string] = (self._client.send(node, request), partitions)
 
@@ -294,7 +297,7 @@ def _answers(
     body = future.value().body
     code = int(getattr(body, "error_code", 0))
     if code:
-        # only the answer to a Fetch has a code of its own
+        # only the answer to a Fetch has its own code
         patience.endure(error_for_code(code, api="Fetch").at(node=future.value().destination))
     for topic in getattr(body, topics_field):
         for partition in topic.partitions:
@@ -315,6 +318,8 @@ def _records(
         for batch, is_visible in visible_batches(decode_batches(answer.records or b"", limits), aborted):
             if is_visible:
                 found += [record for record in batch.records if position <= record.offset < end]
+            elif is_abort_marker(batch) and position <= batch.base_offset < end:
+                reading.aborted.add((batch.producer_id, batch.producer_epoch))
             position = max(position, batch.last_offset + 1)
     except CorruptBatchError as error:
         raise error.at(topic_partition=topic_partition) from error
@@ -367,16 +372,16 @@ class TopicTail:
         Records behind an open transaction cannot be read yet. The call waits for the transaction's end, up to the
         current end of the partition. Raises KafkaTimeoutError.
         """
-        wanted = [topic_partition]
+        requested = [topic_partition]
         stable = self._stable_end(topic_partition, timer)
-        first = self.list_offsets(wanted, EARLIEST_TIMESTAMP, timer)[topic_partition]
+        first = self.list_offsets(requested, EARLIEST_TIMESTAMP, timer)[topic_partition]
         window = _FIRST_TAIL
         while True:
             start = max(first, stable - window)
             try:
                 found = self._read(topic_partition, start, timer, READ_COMMITTED)
             except OffsetOutOfRangeError:
-                first = self.list_offsets(wanted, EARLIEST_TIMESTAMP, timer)[topic_partition]
+                first = self.list_offsets(requested, EARLIEST_TIMESTAMP, timer)[topic_partition]
                 continue
             newest = {key: next((each for each in reversed(found) if each.key == key), None) for key in keys}
             chief = newest[keys[0]]
@@ -386,9 +391,9 @@ class TopicTail:
 
     def _stable_end(self, topic_partition: TopicPartition, timer: Timer) -> int:
         """Return the current end, after every transaction before it has ended."""
-        wanted = [topic_partition]
-        end = self.list_offsets(wanted, LATEST_TIMESTAMP, timer)[topic_partition]
-        while (stable := self.list_offsets(wanted, LATEST_TIMESTAMP, timer, READ_COMMITTED)[topic_partition]) < end:
+        requested = [topic_partition]
+        end = self.list_offsets(requested, LATEST_TIMESTAMP, timer)[topic_partition]
+        while (stable := self.list_offsets(requested, LATEST_TIMESTAMP, timer, READ_COMMITTED)[topic_partition]) < end:
             self._clock.sleep_ms(min(COORDINATOR_BACKOFF_MS, timer.remaining_ms))
             timer.update()
             if timer.is_expired:
@@ -401,11 +406,11 @@ class TopicTail:
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _reader(self, timer: Timer, wanted: str) -> TopicReader:
+    def _reader(self, timer: Timer, requested: str) -> TopicReader:
         """Return a reader for the time that is left. Raises KafkaTimeoutError if none exists."""
         timer.update()
         if timer.is_expired:
-            raise KafkaTimeoutError(f"{wanted} was not read within {timer.timeout_ms} ms.")
+            raise KafkaTimeoutError(f"{requested} was not read within {timer.timeout_ms} ms.")
         return TopicReader(
             self._client, self._metadata, self._clock, self._retry_backoff_ms, timer.remaining_ms, limits=_TAIL_LIMITS
         )

@@ -1,4 +1,4 @@
-"""Transactions and their states, as plain values. They stand alone, because tasks use them without the client."""
+"""Transactions and their states, as plain values. This module imports no client, because tasks do without one."""
 
 from __future__ import annotations
 

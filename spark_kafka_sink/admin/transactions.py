@@ -151,7 +151,7 @@ class Transactions:
         return self._calls.metadata.fetch().nodes
 
 
-# ---- what each call asks, what its answers mean, and what to change where a coordinator refuses ----------------------
+# ---- for each call: its requests, its responses, and advice after a refusal ------------------------------------------
 
 
 class _InitProducerId(CoordinatorApi[InitProducerIdRequest, ProducerIdAndEpoch]):
@@ -312,7 +312,8 @@ class _ListTransactions(CoordinatorApi[Node, list[TransactionListing]]):
             return dict.fromkeys(items, error_for_code(code, api="ListTransactions"))
         if body.unknown_state_filters:
             unknown = ", ".join(body.unknown_state_filters)
-            return dict.fromkeys(items, UnsupportedVersionError(f"The broker knows no transaction state {unknown}."))
+            text = f"The broker does not know the transaction state {unknown}."
+            return dict.fromkeys(items, UnsupportedVersionError(text))
         return {
             node: [
                 TransactionListing(

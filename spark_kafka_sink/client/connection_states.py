@@ -44,7 +44,7 @@ class _Addresses:
         self._last_tried: Address | None = None
 
     def current(self) -> Address:
-        """The address to try now. Resolves the host if no address is left, and raises the resolver's errors."""
+        """Return the address to try now. Resolves the host if no address is left, and raises the resolver's errors."""
         if not self._addresses:
             self._addresses = tuple(self._resolve(self.host, self.port))
             # The last address may be the cause of the failure, so begin with another one if there is one.
@@ -153,7 +153,7 @@ class ClusterConnectionStates:
         return connection.throttled_until_ms <= now_ms
 
     def authentication_error(self, node_id: str) -> KafkaError | None:
-        """The error with which the node refused this client, until a later connection to it is ready."""
+        """Return the error with which the node refused this client, until a later connection to it is ready."""
         connection = self._connections.get(node_id)
         return connection.authentication_error if connection is not None else None
 
@@ -204,7 +204,7 @@ class ClusterConnectionStates:
         return addresses.host, addresses.port
 
     def current_address(self, node_id: str) -> Address:
-        """The address of the current attempt. Raises the resolver's errors."""
+        """Return the address of the current attempt. Raises the resolver's errors."""
         return self._connection(node_id).addresses.current()
 
     def disconnected(self, node_id: str, now_ms: int) -> None:

@@ -99,7 +99,7 @@ def bootstrap_addresses(
     failures: list[str] = []
 
     def pass_over(host: str, port: int, error: BootstrapResolutionError) -> None:
-        log.warning("Passing over %s:%d of bootstrap.servers: %s", one_line(host), port, error)
+        log.warning("Ignoring %s:%d of bootstrap.servers: %s", one_line(host), port, error)
         failures.append(str(error))
 
     for host, port in servers:

@@ -60,7 +60,7 @@ class InFlightRequests:
         self._queues.setdefault(request.request.destination, deque()).append(request)
 
     def oldest(self, node_id: str) -> InFlightRequest | None:
-        """The request that the node answers next."""
+        """Return the request that the node answers next."""
         queue = self._queues.get(node_id)
         return queue[0] if queue else None
 

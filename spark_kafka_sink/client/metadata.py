@@ -197,8 +197,8 @@ class Metadata:
     def time_to_next_update(self, now_ms: int) -> int:
         """Return the ms until metadata must be fetched; 0 is now."""
         with self._lock:
-            is_wanted = self._need_full_update or self._need_partial_update
-            return self._schedule.time_to_next_update(now_ms, is_wanted)
+            is_requested = self._need_full_update or self._need_partial_update
+            return self._schedule.time_to_next_update(now_ms, is_requested)
 
     def new_metadata_request_and_version(self, now_ms: int) -> MetadataRequestAndVersion:
         """Return the request that is due now: only the new topics if nothing else is due, otherwise all."""
@@ -418,10 +418,10 @@ class RefreshSchedule:
         left_ms = self.last_refresh_ms + pause_ms - now_ms
         return left_ms if left_ms > 0 else 0
 
-    def time_to_next_update(self, now_ms: int, is_wanted: bool) -> int:
-        """Return the ms until the next fetch: one `is_wanted` or metadata is too old, and the pause is over."""
+    def time_to_next_update(self, now_ms: int, is_requested: bool) -> int:
+        """Return the ms until the next fetch: one is requested or metadata is too old, and the pause is over."""
         pause_ms = self.time_to_allow_update(now_ms)
-        if is_wanted:
+        if is_requested:
             return pause_ms
         age_ms = self.last_successful_refresh_ms + self.expire_ms - now_ms
         return age_ms if age_ms > pause_ms else pause_ms

@@ -22,7 +22,7 @@ from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.protocol.metadata import MetadataRequest
 from spark_kafka_sink.protocol.versions import Message, Request
 
-_MOST_TOLD: Final = 10
+_MOST_NAMED: Final = 10
 """Topics or partitions that one line of the log names."""
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class DefaultMetadataUpdater:
         self._may_rebootstrap = recovery_strategy == "rebootstrap"
         self._rebootstrap_trigger_ms = rebootstrap_trigger_ms
         self._in_progress: MetadataRequestAndVersion | None = None
-        self._wanted_since_ms: int | None = None
+        self._requested_since_ms: int | None = None
         self._must_rebootstrap = False
 
     def fetch_nodes(self) -> Sequence[Node]:
@@ -126,8 +126,8 @@ class DefaultMetadataUpdater:
             wait_ms = max(wait_ms, self._request_timeout_ms)
         if wait_ms > 0:
             return wait_ms
-        if self._wanted_since_ms is None:
-            self._wanted_since_ms = now_ms
+        if self._requested_since_ms is None:
+            self._requested_since_ms = now_ms
         node, is_any_connected = connections.least_loaded(now_ms)
         is_lost = node is None and not is_any_connected and not self._metadata.fetch().is_bootstrap_configured
         if is_lost and self._may_rebootstrap:
@@ -161,7 +161,7 @@ class DefaultMetadataUpdater:
             self.handle_failed_request(None, now_ms)
         if fatal is not None:
             self._metadata.fatal_error(fatal)
-        # The node may be gone for ever, so ask for the leaders.
+        # The node may be gone forever, so ask for the leaders.
         self._metadata.request_update(reset_equivalent_backoff=False)
 
     def handle_failed_request(self, fatal: KafkaError | None, now_ms: int) -> None:
@@ -182,17 +182,17 @@ class DefaultMetadataUpdater:
         else:
             _log_errors(update, asked.request)
             self._metadata.update(asked.request_version, update, asked.is_partial, now_ms)
-            self._wanted_since_ms = None
+            self._requested_since_ms = None
 
     def needs_rebootstrap(self, now_ms: int) -> bool:
         if not self._may_rebootstrap:
             return False
-        waited_ms = now_ms - self._wanted_since_ms if self._wanted_since_ms is not None else 0
+        waited_ms = now_ms - self._requested_since_ms if self._requested_since_ms is not None else 0
         return self._must_rebootstrap or waited_ms > self._rebootstrap_trigger_ms
 
     def rebootstrap(self, now_ms: int) -> None:
         self._metadata.rebootstrap()
-        self._wanted_since_ms = now_ms
+        self._requested_since_ms = now_ms
         self._must_rebootstrap = False
 
     def close(self) -> None:
@@ -207,8 +207,8 @@ def _log_errors(update: MetadataResponse, asked: MetadataRequest) -> None:
             topic: error for topic, error in errors.items() if not isinstance(error, UnknownTopicOrPartitionError)
         }
     if errors:
-        told = {one_line(topic): str(error) for topic, error in islice(errors.items(), _MOST_TOLD)}
-        log.warning("Metadata came with errors for %d topics, as %s", len(errors), told)
+        named = {one_line(topic): str(error) for topic, error in islice(errors.items(), _MOST_NAMED)}
+        log.warning("Metadata came with errors for %d topics, as %s", len(errors), named)
     unreachable = [
         str(partition.topic_partition)
         for topic in update.topics
@@ -217,5 +217,5 @@ def _log_errors(update: MetadataResponse, asked: MetadataRequest) -> None:
     ]
     if unreachable:
         log.warning(
-            "%d partitions have a leader without a listener for us, as %s", len(unreachable), unreachable[:_MOST_TOLD]
+            "%d partitions have a leader without a listener for us, as %s", len(unreachable), unreachable[:_MOST_NAMED]
         )

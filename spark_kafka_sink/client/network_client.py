@@ -64,7 +64,7 @@ _LOG_LEVELS: Final = {
     ChannelKind.AUTHENTICATION_FAILED: logging.ERROR,
     ChannelKind.EXPIRED: logging.DEBUG,
 }
-"""The level at which a lost connection is logged; INFO where it is not listed."""
+"""The level at which a lost connection is logged; INFO if it is not listed."""
 PAUSE_MS: Final = 60_000
 _MOST_CAUSES: Final = 8
 """Log lines for one node in a minute. A server that sends ever new texts must not fill the log."""
@@ -74,7 +74,7 @@ log = logging.getLogger(__name__)
 
 
 class _Loss(NamedTuple):
-    """Why a connection is over. `timed_out`: we closed it for want of an answer."""
+    """Why a connection ended. `timed_out`: this client closed it because no answer came."""
 
     state: ChannelState
     timed_out: bool = False
@@ -87,16 +87,16 @@ class LossLog:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._told: dict[str, dict[str, int]] = {}
+        self._logged: dict[str, dict[str, int]] = {}
         self._repeated: dict[str, int] = {}
 
-    def tell(self, level: int, node_id: str, text: str, now_ms: int) -> None:
+    def log(self, level: int, node_id: str, text: str, now_ms: int) -> None:
         """Log `text` at `level`, or at DEBUG if the same text was logged for the node within a minute."""
         if level < logging.WARNING:
             self._log.log(level, "%s", text)
             return
-        causes = self._told.setdefault(node_id, {})
-        for cause in [cause for cause, told_ms in causes.items() if now_ms - told_ms >= PAUSE_MS]:
+        causes = self._logged.setdefault(node_id, {})
+        for cause in [cause for cause, logged_ms in causes.items() if now_ms - logged_ms >= PAUSE_MS]:
             del causes[cause]
         cause = _NUMBER.sub("#", text)
         if cause in causes or len(causes) >= _MOST_CAUSES:
@@ -222,10 +222,10 @@ class NetworkClient:
         try:
             address = self._states.current_address(node_id)
             self._selector.connect(node_id, address, self._config.send_buffer_bytes, self._config.receive_buffer_bytes)
-        except Exception as error:  # any error: otherwise the node would stay in CONNECTING for ever
+        except Exception as error:  # any error: otherwise the node would stay in CONNECTING forever
             if not isinstance(error, KafkaError | OSError):
                 log.debug("Where it was raised:", exc_info=error)
-            self._loss_log.tell(logging.WARNING, node_id, f"No connection to {node}: {error}", now_ms)
+            self._loss_log.log(logging.WARNING, node_id, f"No connection to {node}: {error}", now_ms)
             self._states.disconnected(node_id, now_ms)
             self._metadata_updater.handle_disconnect(node_id, str(error), None, now_ms)
 
@@ -403,7 +403,7 @@ class NetworkClient:
 
     def _handle_moved(self, responses: list[ClientResponse], now_ms: int) -> None:
         """Close connections to addresses that nodes have left. Another broker may have the address now, and would
-        refuse this node's requests for ever.
+        refuse this node's requests forever.
         """
         if not self._has_news:
             return
@@ -434,7 +434,7 @@ class NetworkClient:
         return self._lost(node_id, loss, now_ms)
 
     def _lost(self, node_id: str, loss: _Loss, now_ms: int) -> list[ClientResponse]:
-        """The connection is gone. Returns what became of the requests in flight on it."""
+        """Handle the loss of a connection. Return the outcomes of the requests in flight on it."""
         state = loss.state
         self._states.disconnected(node_id, now_ms)
         self._discovery.forget(node_id)
@@ -455,7 +455,7 @@ class NetworkClient:
         level = _log_level(state)
         if node_id.startswith("-") and any(node.id_string == node_id for node in self._metadata_updater.fetch_nodes()):
             level, reason = max(level, logging.WARNING), f"No metadata yet: {reason}"
-        self._loss_log.tell(level, node_id, reason, now_ms)
+        self._loss_log.log(level, node_id, reason, now_ms)
 
     def _drop(self, node_id: str, now_ms: int) -> list[ClientResponse]:
         """Close an open connection because the user of this client asks for it. It is no failure, so the metadata stays
@@ -516,7 +516,7 @@ def _log_level(state: ChannelState) -> int:
 
 
 def _stalled_at(step: SetupStep | None, node_id: str, limit_ms: int) -> _Loss:
-    """The end of a connection that was not ready within the time of socket.connection.setup.timeout.ms."""
+    """Return the loss of a connection that was not ready within socket.connection.setup.timeout.ms."""
     if step is None or step is SetupStep.TCP:
         error = DisconnectError(f"Node {node_id} could not be connected to within {limit_ms} ms.", node=node_id)
         return _Loss(ChannelState(ChannelKind.NOT_CONNECTED, error), timed_out=True)
@@ -531,18 +531,18 @@ def _closed_for(error: KafkaError, timed_out: bool = False) -> _Loss:
 
 
 def _unreadable(error: ProtocolError, place: tuple[str, int], request: InFlightRequest | None) -> ProtocolError:
-    """The error with the server's address; the first answer of a server shows whether it is Kafka at all."""
+    """Return the error with the server's address. After its first answer, ask whether it is Kafka at all."""
     is_first = request is not None and request.request.request.api_key is ApiKey.API_VERSIONS
     question = " Is it a Kafka port, and does security.protocol fit it?" if is_first else ""
     return ProtocolError(f"The server at {place[0]}:{place[1]} does not answer as Kafka does: {error}{question}")
 
 
 def _read_response(request: InFlightRequest, payload: bytes | bytearray, node_id: str) -> Message:
-    """The response to `request`. Raises ProtocolError where it is not one, without touching the request."""
+    """Return the response to `request`. Raises ProtocolError if it is none, and leaves the request as it is."""
     correlation_id = correlation_id_of(payload)
     if correlation_id != request.request.correlation_id:
         raise ProtocolError(
-            f"Node {node_id} answered correlation id {correlation_id} where {request.request.correlation_id} was due.",
+            f"Node {node_id} sent correlation id {correlation_id} instead of {request.request.correlation_id}.",
             node=node_id,
         )
     return parse_response(request.request_type, payload)[1]

@@ -109,7 +109,7 @@ class Selectable(Protocol):
     def is_channel_ready(self, connection_id: str) -> bool: ...
 
     def setup_step(self, connection_id: str) -> SetupStep | None:
-        """What a connection waits for before it is ready; None where it has been ready, or is not there."""
+        """Return what a connection waits for before it is ready; None if it was ready once, or does not exist."""
         ...
 
     def close(self, connection_id: str) -> None:
@@ -137,11 +137,11 @@ class KafkaClient(Protocol):
         ...
 
     def connection_failed(self, node: Node) -> bool:
-        """Whether the node was tried and is not connected."""
+        """Return whether the node was tried and is not connected."""
         ...
 
     def authentication_error(self, node: Node) -> KafkaError | None:
-        """Why the node refused us, None where it did not."""
+        """Return the error with which the node refused this client, or None."""
         ...
 
     def new_client_request(
@@ -179,11 +179,11 @@ class KafkaClient(Protocol):
         ...
 
     def metrics(self, now_ms: int) -> dict[str, float]:
-        """Those of all connections together, by Kafka's names. From any thread."""
+        """Return the metrics of all connections together, by Kafka's names. Any thread."""
         ...
 
     def node_metrics(self, now_ms: int) -> dict[str, dict[str, float]]:
-        """Those of each node's connection, by "node-" and the node's id. From any thread."""
+        """Return the metrics of each node's connection, by "node-" and the node's id. Any thread."""
         ...
 
     def close(self) -> None:

@@ -219,7 +219,7 @@ class ProducerConfig(SecurityConfig):
         table = table_of(cls)
         for key in settings:
             if key not in table:
-                raise ConfigError(_unknown_key(key, table))
+                raise ConfigError(_unknown_key(key, table), setting=key)
         if settings.get("bootstrap.servers") is None:
             raise ConfigError(
                 "`bootstrap.servers` is missing: give it host:port pairs of the cluster's brokers, comma-separated."
@@ -339,7 +339,7 @@ LIBRDKAFKA: Final[Mapping[str, str]] = {
     "ssl.certificate.location": "ssl.keystore.location",
     "ssl.key.location": "ssl.keystore.location",
 }
-"""Settings of librdkafka → the setting of Kafka with the same meaning, where another name is more similar."""
+"""Settings of librdkafka → the setting of Kafka with the same meaning, if another name is more similar."""
 
 
 def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
@@ -356,8 +356,8 @@ def _with_dependent_defaults(parsed: dict[str, Any]) -> dict[str, Any]:
     if rules_it_out and parsed.get("transactional_id") is None:
         parsed.setdefault("enable_idempotence", False)
     if "delivery_timeout_ms" not in parsed:
-        wanted = parsed.get("request_timeout_ms", 30_000) + parsed.get("linger_ms", 5)
-        parsed["delivery_timeout_ms"] = min(max(120_000, wanted), INT_MAX)
+        needed = parsed.get("request_timeout_ms", 30_000) + parsed.get("linger_ms", 5)
+        parsed["delivery_timeout_ms"] = min(max(120_000, needed), INT_MAX)
     parsed.setdefault("reconnect_backoff_max_ms", max(1_000, parsed.get("reconnect_backoff_ms", 50)))
     return parsed
 

@@ -32,9 +32,9 @@ class KafkaError(Exception):
     invalid_metadata: ClassVar[bool] = False
     fatal: bool = False
     error_code: int | None = None
-    """The broker's error code (protocol guide, "Error Codes"), or None where the error arose on our side."""
+    """The broker's error code (protocol guide, "Error Codes"), or None if this client raised the error by itself."""
     sentence: ClassVar[str] = ""
-    """The meaning of the code, for an error without a text of its own."""
+    """The meaning of the code, for an error without its own text."""
     advice: ClassVar[str] = ""
     """The remedy, if the brokers' own text for the code does not name it."""
 
@@ -182,7 +182,7 @@ class BufferExhaustedError(KafkaTimeoutError):
 
 
 class DisconnectError(InvalidMetadataError):
-    """The connection went away while a request was under way."""
+    """The connection was lost while a request was in flight."""
 
     error_code = 13
     sentence = "The server disconnected before a response was received."
@@ -197,8 +197,8 @@ class SerializationError(KafkaError):
 
 
 class ProtocolError(KafkaError):
-    """Bytes from a peer that are not the Kafka protocol: a wild frame length, a wrong correlation id, a message that
-    does not parse.
+    """Bytes from a peer that are not the Kafka protocol: an impossible frame length, a wrong correlation id, a message
+    that does not parse.
     """
 
 
@@ -207,7 +207,7 @@ class CorruptBatchError(ProtocolError):
 
 
 class ProducerClosedError(IllegalStateError):
-    """The producer was closed while this was under way, or before."""
+    """The producer was closed before or during the call."""
 
 
 class TransactionAbortedError(KafkaError):
@@ -220,7 +220,7 @@ class TransactionAbortedError(KafkaError):
 
 
 class BrokerError(KafkaError):
-    """An error code that has no class of its own; `error_code` tells which."""
+    """The error of a code without a class. `error_code` is the code."""
 
 
 class CommitFailedError(BrokerError):
@@ -233,7 +233,7 @@ class UnknownServerError(KafkaError):
     """Also an error code that this client does not know, as in Kafka's Errors.forCode; then `error_code` is that."""
 
     error_code = -1
-    sentence = "The server met an unexpected error. Its log says more."
+    sentence = "The server had an unexpected error. Its log says more."
 
 
 class OffsetOutOfRangeError(KafkaError):
@@ -313,7 +313,7 @@ class NotEnoughReplicasAfterAppendError(RetriableError):
 
 class InvalidRequiredAcksError(KafkaError):
     error_code = 21
-    sentence = "The acks setting is not one the server takes."
+    sentence = "The server does not support this acks setting."
 
 
 class AuthorizationError(KafkaError):
@@ -358,14 +358,14 @@ class UnsupportedSaslMechanismError(AuthenticationError):
 
 class IllegalSaslStateError(AuthenticationError):
     error_code = 34
-    sentence = "A request that does not fit the SASL state; is the port a SASL listener?"
+    sentence = "The request does not fit the SASL state. Is the port a SASL listener?"
 
 
 class UnsupportedVersionError(KafkaError):
     error_code = 35
-    sentence = "The server does not speak a version of this request that we speak."
+    sentence = "The server supports no version of this request that this client supports."
     oldest_release: str | None = None
-    """The oldest release of Kafka that serves the option which is set, where the error names it."""
+    """The oldest Kafka release that supports the option, if the error names one."""
 
 
 class TopicExistsError(KafkaError):
@@ -437,7 +437,7 @@ class SaslAuthenticationError(AuthenticationError):
 
 
 class SslAuthenticationError(AuthenticationError):
-    """The TLS handshake failed for good: an untrusted, expired or foreign certificate, or no common version."""
+    """The TLS handshake failed permanently: an untrusted, expired or foreign certificate, or no common version."""
 
 
 class UnknownProducerIdError(OutOfOrderSequenceError):
@@ -447,7 +447,7 @@ class UnknownProducerIdError(OutOfOrderSequenceError):
 
 class ListenerNotFoundError(InvalidMetadataError):
     error_code = 72
-    sentence = "The leader has no listener like the one that the request came by."
+    sentence = "The leader has no listener with the name of the one that the request used."
 
 
 class FencedLeaderEpochError(InvalidMetadataError):
@@ -462,7 +462,7 @@ class UnknownLeaderEpochError(RetriableError):
 
 class UnsupportedCompressionTypeError(KafkaError):
     error_code = 76
-    sentence = "The server does not take this compression.type."
+    sentence = "The server does not support this compression.type."
 
 
 class OffsetNotAvailableError(RetriableError):
@@ -503,7 +503,7 @@ class TransactionalIdNotFoundError(KafkaError):
 
 class TransactionAbortableError(KafkaError):
     error_code = 120
-    sentence = "The transaction met an error and can only be aborted."
+    sentence = "The transaction had an error and can only be aborted."
 
 
 class RebootstrapRequiredError(KafkaError):
@@ -540,7 +540,7 @@ _SENTENCES: Final[Mapping[int, str]] = {
     61: "The broker has no delegation.token.secret.key (DELEGATION_TOKEN_AUTH_DISABLED).",
     62: "The broker does not know the delegation token (DELEGATION_TOKEN_NOT_FOUND).",
     63: "The delegation token belongs to another user (DELEGATION_TOKEN_OWNER_MISMATCH).",
-    64: "This listener takes no requests for delegation tokens (DELEGATION_TOKEN_REQUEST_NOT_ALLOWED).",
+    64: "This listener accepts no requests for delegation tokens (DELEGATION_TOKEN_REQUEST_NOT_ALLOWED).",
     65: "Not authorized for the delegation token (DELEGATION_TOKEN_AUTHORIZATION_FAILED).",
     66: "The delegation token is expired (DELEGATION_TOKEN_EXPIRED): get a new one.",
     67: "The type of the principal is not valid (INVALID_PRINCIPAL_TYPE).",
@@ -579,12 +579,12 @@ _SENTENCES: Final[Mapping[int, str]] = {
     111: "Another member still has the group.instance.id (UNRELEASED_INSTANCE_ID).",
     112: "The broker has no such assignor (UNSUPPORTED_ASSIGNOR).",
     113: "The member's epoch is old (STALE_MEMBER_EPOCH).",
-    114: "The address is a controller's where a broker's is needed, or the reverse (MISMATCHED_ENDPOINT_TYPE): check"
+    114: "The address is a controller's instead of a broker's, or the reverse (MISMATCHED_ENDPOINT_TYPE): check"
     " bootstrap.servers.",
     115: "The server does not serve this type of endpoint (UNSUPPORTED_ENDPOINT_TYPE).",
     116: "The controller's id is not known (UNKNOWN_CONTROLLER_ID).",
     117: "The broker does not know the metrics subscription (UNKNOWN_SUBSCRIPTION_ID).",
-    118: "The metrics sent are larger than the broker takes (TELEMETRY_TOO_LARGE).",
+    118: "The metrics are larger than the broker accepts (TELEMETRY_TOO_LARGE).",
     119: "The controller refuses the broker's registration (INVALID_REGISTRATION).",
     121: "The record's state does not allow its acknowledgement (INVALID_RECORD_STATE).",
     122: "The share session does not exist (SHARE_SESSION_NOT_FOUND).",
@@ -597,7 +597,7 @@ _SENTENCES: Final[Mapping[int, str]] = {
     130: "The streams topology is not valid (STREAMS_INVALID_TOPOLOGY).",
     131: "The epoch of the streams topology is not valid (STREAMS_INVALID_TOPOLOGY_EPOCH).",
     132: "The streams topology is old (STREAMS_TOPOLOGY_FENCED).",
-    133: "The broker holds no more share sessions (SHARE_SESSION_LIMIT_REACHED).",
+    133: "The broker has the maximum number of share sessions (SHARE_SESSION_LIMIT_REACHED).",
 }
 """A code that no request of this client should meet has a short sentence with its name."""
 

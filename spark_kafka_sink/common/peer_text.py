@@ -8,6 +8,6 @@ _LONGEST: Final = 500
 
 
 def one_line(text: str) -> str:
-    """`text` without anything that could pass for a line of its own or steer a terminal, cut after 500 characters."""
+    """Return `text` without line breaks and control characters, cut after 500 characters."""
     cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
     return "".join(character if character.isprintable() else "?" for character in cut)

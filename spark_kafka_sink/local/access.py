@@ -104,7 +104,7 @@ class AccessAdmin:
         response = self._admin.ask(delete_acls.DeleteAclsRequest(filters=filters), DeleteAclsResponse)
         for permission, result in zip(permissions, response.filter_results, strict=True):
             check(result.error_code, f"{permission} cannot be revoked: {result.error_message}")
-            self._await(lambda server, p=permission: not self._is_granted(p, server), f"{permission} still holds")  # type: ignore[misc]
+            self._await(lambda server, p=permission: not self._is_granted(p, server), f"{permission} is still granted")  # type: ignore[misc]
 
     def set_password(self, user: str, password: str, mechanism: str = "SCRAM-SHA-256") -> None:
         """Let a user log in by SCRAM, or change the password."""

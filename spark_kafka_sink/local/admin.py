@@ -54,7 +54,7 @@ class TopicDescription:
 
 
 class Admin:
-    """Talks to the servers of a bootstrap list; raises LocalBrokerError where none answers within `timeout_s`."""
+    """Talks to the servers of a bootstrap list; raises LocalBrokerError if none answers within `timeout_s`."""
 
     def __init__(self, bootstrap_servers: str, *, timeout_s: float = 30.0) -> None:
         self.bootstrap_servers = bootstrap_servers
@@ -119,13 +119,13 @@ class Admin:
         return TopicDescription(name, tuple(sorted(partitions, key=lambda each: each.partition)))
 
     def finalized_features(self) -> dict[str, int]:
-        """The cluster's finalized features by name, such as `transaction.version`, with their levels."""
+        """Return the cluster's finalized features by name, such as `transaction.version`, with their levels."""
         payload = api_versions.ApiVersionsRequest(client_software_name=_CLIENT, client_software_version="1")
         response = self.ask(payload, ApiVersionsResponse)
         return {each.name: int(each.max_version_level) for each in response.finalized_features}
 
     def broker_ids(self, server: str) -> set[int]:
-        """The ids of the brokers that one server takes to be alive. Raises OSError if it does not answer."""
+        """Return the ids of the brokers that one server considers alive. Raises OSError if it does not answer."""
         payload = metadata.MetadataRequest(
             topics=(), allow_auto_topic_creation=False, include_topic_authorized_operations=False
         )
@@ -135,7 +135,7 @@ class Admin:
     def ask(
         self, payload: HeaderV2RequestPayload, response_type: type[Response], servers: Sequence[str] = ()
     ) -> Response:
-        """The answer of the first server that gives one."""
+        """Return the answer of the first server that gives one."""
         failures: list[str] = []
         for server in servers or self._servers:
             try:
@@ -179,7 +179,7 @@ def _milliseconds(seconds: float) -> i32Timedelta:
 def _exchange(
     server: str, payload: HeaderV2RequestPayload, response_type: type[Response], timeout_s: float
 ) -> Response:
-    """Send one request on a connection of its own, and return the response. Raises OSError."""
+    """Send one request on its own connection, and return the response. Raises OSError."""
     header = RequestHeader(
         request_api_key=payload.__api_key__,
         request_api_version=payload.__version__,

@@ -34,8 +34,8 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 
 
 class EmbeddedKafka:
-    """Apache Kafka in KRaft mode on free ports of the loopback interface. Each node is broker and controller, in a JVM
-    of its own.
+    """Apache Kafka in KRaft mode on free ports of the loopback interface. Each node is broker and controller, in one
+    JVM.
 
     As a context manager it starts and stops the cluster. The JVMs end with this process, however it ends.
 
@@ -247,11 +247,11 @@ class EmbeddedKafka:
         return self._node(node_id).running
 
     def node_pid(self, node_id: int) -> int:
-        """The process id of the node's JVM."""
+        """Return the process id of the node's JVM."""
         return self._node(node_id).pid
 
     def node_address(self, node_id: int) -> str:
-        """The node's `host:port`."""
+        """Return the node's `host:port`."""
         return self._node(node_id).address.bootstrap_server
 
     def log_dirs(self, node_id: int) -> tuple[Path, ...]:
@@ -259,7 +259,7 @@ class EmbeddedKafka:
         return self._node(node_id).log_dirs
 
     def proxied_address(self, node_id: int) -> str:
-        """The `host:port` to which the proxy in front of the node connects."""
+        """Return the `host:port` to which the proxy in front of the node connects."""
         port = self._node(node_id).address.proxied_port
         if port is None:
             raise LocalBrokerError(f"Node {node_id} has no proxy: name its address in `advertised`.")
@@ -282,7 +282,7 @@ class EmbeddedKafka:
         self._admin().delete_topic(name)
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """The topic's partitions with leader, replicas and in-sync replicas."""
+        """Return the topic's partitions with leader, replicas and in-sync replicas."""
         return self._admin().describe_topic(name)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ class EmbeddedKafka:
 
     def _make_nodes(self, jvm: Jvm) -> None:
         folder = self._data_dir or Path(tempfile.mkdtemp(prefix="spark-kafka-sink-"))
-        self._watchdog = Watchdog(doomed_folder=None if self._data_dir else folder)
+        self._watchdog = Watchdog(removed_folder=None if self._data_dir else folder)
         addresses = [self._address(node_id) for node_id in range(1, self._node_count + 1)]
         for address in addresses:
             node = Node(address, folder / f"node-{address.node_id}", jvm, self._watchdog, self._log_dirs)

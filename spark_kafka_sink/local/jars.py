@@ -59,7 +59,7 @@ class LockedJar:
         return Path(*group.split("."), artifact, version, f"{artifact}-{version}.jar")
 
     def is_intact(self, path: Path) -> bool:
-        """Whether `path` holds exactly the locked bytes."""
+        """Return whether `path` holds exactly the locked bytes."""
         return path.is_file() and path.stat().st_size == self.size and sha256_of(path) == self.sha256
 
 
@@ -221,8 +221,8 @@ def fetch_jars(
     if _not_intact(lock, folder):
         with exclusive(cache, f"the {lock.name} jars"):
             # Another process may have fetched them while this one waited.
-            if wanted := _not_intact(lock, folder):
-                _fetch(lock, wanted, cache, folder, download, sleep)
+            if missing := _not_intact(lock, folder):
+                _fetch(lock, missing, cache, folder, download, sleep)
     return [folder / jar.path for jar in lock.jars]
 
 
@@ -253,17 +253,17 @@ def _not_intact(lock: JarLock, folder: Path) -> list[LockedJar]:
 
 def _fetch(
     lock: JarLock,
-    wanted: Sequence[LockedJar],
+    missing: Sequence[LockedJar],
     cache: Path,
     folder: Path,
     download: Download,
     sleep: Callable[[float], None],
 ) -> None:
-    for jar in wanted:
+    for jar in missing:
         if (folder / jar.path).exists():
             print(f"{folder / jar.path} is damaged (its SHA-256 is not the lock's): fetching it again", file=sys.stderr)
-    size = sum(jar.size for jar in wanted)
-    print(f"Fetching {len(wanted)} jars ({size / 1e6:.0f} MB) of the {lock.name} set into {folder}", file=sys.stderr)
+    size = sum(jar.size for jar in missing)
+    print(f"Fetching {len(missing)} jars ({size / 1e6:.0f} MB) of the {lock.name} set into {folder}", file=sys.stderr)
     # Only the holder of the cache's lock makes such folders. A killed process left those that exist now.
     for left in cache.glob("fetch-*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -271,7 +271,7 @@ def _fetch(
         tempfile.TemporaryDirectory(dir=cache, prefix="fetch-") as scratch,
         fetch_progress(lock.name, size) as progress,
     ):
-        for jar in wanted:
+        for jar in missing:
             arrived = _download(jar, Path(scratch), progress, download, sleep)
             if not jar.is_intact(arrived):
                 raise LocalBrokerError(
@@ -298,6 +298,6 @@ def _download(
         except (OSError, RuntimeError) as error:
             failures.append(error)
     raise LocalBrokerError(
-        f"{jar.coordinate} cannot be fetched after {_ATTEMPTS} attempts: {failures[-1]}. The first start needs a way "
-        "to Maven Central or a repository of jgo's configuration (HTTPS_PROXY is honoured); later ones do not."
+        f"{jar.coordinate} cannot be fetched after {_ATTEMPTS} attempts: {failures[-1]}. The first start needs "
+        "access to Maven Central or a repository of jgo's configuration (HTTPS_PROXY is used); later starts do not."
     ) from failures[-1]

@@ -147,7 +147,7 @@ class Node:
         self._await(self._is_up, "did not start", deadline)
 
     def await_members(self, members: set[int], deadline: float) -> None:
-        """Wait, as `await_start` does, until the broker takes exactly these members to be alive."""
+        """Wait, as `await_start` does, until the broker considers exactly these members alive."""
         self._await(lambda: self._living() == members, f"does not see the brokers {sorted(members)}", deadline)
 
     def terminate(self) -> None:
@@ -219,7 +219,7 @@ class Node:
         return _STARTED_LINE in self._log_since_start() and self.address.node_id in self._living()
 
     def _living(self) -> set[int]:
-        """The brokers that it takes to be alive; none while it does not answer."""
+        """Return the brokers that it considers alive; none while it does not answer."""
         server = self.address.bootstrap_server
         with contextlib.suppress(OSError):
             return Admin(server).broker_ids(server)

@@ -5,7 +5,7 @@ conftest.py.
     KAFKA_BOOTSTRAP_SERVERS, if that is set: a cluster that is there already (PLAINTEXT, Kafka 3.0 or newer);
     testcontainers, if SPARK_KAFKA_SINK_TEST_BROKER=testcontainers (needs that package and a Docker engine);
     else an EmbeddedKafka of one node.
-`topic` and `new_topic` make topics of their own on it. `old_kafka_broker` is a second shared broker, of the oldest
+`topic` and `new_topic` make their own topics on it. `old_kafka_broker` is a second shared broker, of the oldest
 embedded release. `own_kafka` starts embedded clusters for tests that kill or freeze nodes, `module_kafka` those that
 the tests of one module share.
 
@@ -45,12 +45,12 @@ def _containerized() -> Iterator[str]:
         from docker.errors import DockerException  # type: ignore[import-untyped]
         from testcontainers.community.kafka import KafkaContainer
     except ModuleNotFoundError as error:
-        raise LocalBrokerError(f"A broker of testcontainers is asked for and {error.name} is not installed.") from error
+        raise LocalBrokerError(f"SPARK_KAFKA_SINK_TEST_BROKER=testcontainers needs {error.name}.") from error
     try:
         container = KafkaContainer().with_kraft()
     except DockerException as error:
         raise LocalBrokerError(
-            f"A broker of testcontainers is asked for and no Docker engine answers: {error}. "
+            f"SPARK_KAFKA_SINK_TEST_BROKER=testcontainers needs a Docker engine, and none answers: {error}. "
             "Start one, or unset SPARK_KAFKA_SINK_TEST_BROKER for an embedded broker."
         ) from error
     with container:
@@ -72,7 +72,7 @@ def kafka_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
             yield Admin(kafka.bootstrap_servers)
     else:
         raise LocalBrokerError(
-            f"SPARK_KAFKA_SINK_TEST_BROKER={wish}: it is `embedded` (the default) or `testcontainers`."
+            f"SPARK_KAFKA_SINK_TEST_BROKER={wish}: it must be `embedded` (the default) or `testcontainers`."
         )
 
 
@@ -86,7 +86,7 @@ def old_kafka_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
 
 @pytest.fixture
 def new_topic(request: pytest.FixtureRequest, kafka_broker: Admin) -> Iterator[Callable[..., str]]:
-    """`new_topic(partitions=1, replication_factor=1, config=None)` creates a topic named after the test and gives its
+    """`new_topic(partitions=1, replication_factor=1, config=None)` creates a topic named after the test and returns its
     name. It keeps its records whatever their timestamps are (`retention.ms=-1`), if `config` does not say otherwise.
 
     The topics are deleted when the test is over.
@@ -116,7 +116,7 @@ def topic(new_topic: Callable[..., str]) -> str:
 def own_kafka(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., EmbeddedKafka]]:
-    """`own_kafka(...)` takes EmbeddedKafka's arguments and starts a cluster for this test alone; stopped afterwards."""
+    """`own_kafka(...)` takes EmbeddedKafka's arguments. It starts a cluster for this test only, stopped afterwards."""
     yield from _cluster_starter(request, tmp_path_factory)
 
 

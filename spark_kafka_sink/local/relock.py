@@ -35,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("name", help="the lock's name: NAME.lock.json beside this module")
     parser.add_argument(
-        "roots", nargs="*", metavar="GROUP:ARTIFACT:VERSION", help="what the set is made for; default: as locked"
+        "roots", nargs="*", metavar="GROUP:ARTIFACT:VERSION", help="the jars that the set is for; default: as locked"
     )
-    parser.add_argument("--no-dependencies", action="store_true", help="lock the named jars alone")
+    parser.add_argument("--no-dependencies", action="store_true", help="lock only the named jars")
     chosen = parser.parse_args(arguments)
     path = KAFKA_LOCK.with_name(f"{chosen.name}.lock.json")
     try:

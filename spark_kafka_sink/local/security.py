@@ -20,7 +20,7 @@ from spark_kafka_sink.common.errors import LocalBrokerError
 _PROTOCOLS: Final = frozenset({"SSL", "SASL_PLAINTEXT", "SASL_SSL"})
 _SCRAM: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 SCRAM_ITERATIONS: Final = 4096
-"""The fewest that Kafka takes."""
+"""Kafka's minimum."""
 _MODULE: Final = "org.apache.kafka.common.security"
 _OWN_LISTENERS: Final = frozenset({"PLAINTEXT", "CONTROLLER", "PROXIED"})
 
@@ -46,18 +46,18 @@ class BrokerSecurity:
 
     listeners: name (in capitals, such as MTLS) → SSL, SASL_PLAINTEXT or SASL_SSL. Each has its own port on every node:
     `EmbeddedKafka.secured_servers(name)`. keystore: file of the brokers' private key (PKCS#8, not encrypted) and
-    certificate chain, in PEM. truststore: file of the authorities of clients' certificates, in PEM. certificate_wanted:
-    listeners that accept only clients with a certificate. mechanisms: the mechanisms of the SASL listeners. users:
-    names and passwords, for PLAIN and SCRAM. token_keys: file or URL of a JWKS with the keys that sign OAUTHBEARER
-    tokens. Without it, the broker accepts unsigned tokens. token_audience: the audience that signed tokens must have.
-    kerberos: must be given if GSSAPI is one of the mechanisms. authorizes: clients may do only what was granted
-    (`AccessAdmin.grant`), except for `super_users` ("User:admin") and clients of the PLAINTEXT listener.
+    certificate chain, in PEM. truststore: file of the authorities of clients' certificates, in PEM.
+    requires_certificate: listeners that accept only clients with a certificate. mechanisms: the mechanisms of the SASL
+    listeners. users: names and passwords, for PLAIN and SCRAM. token_keys: file or URL of a JWKS with the keys that
+    sign OAUTHBEARER tokens. Without it, the broker accepts unsigned tokens. token_audience: the audience that signed
+    tokens must have. kerberos: must be given if GSSAPI is one of the mechanisms. authorizes: clients may do only what
+    was granted (`AccessAdmin.grant`), except for `super_users` ("User:admin") and clients of the PLAINTEXT listener.
     """
 
     listeners: Mapping[str, str]
     keystore: Path | None = None
     truststore: Path | None = None
-    certificate_wanted: frozenset[str] = frozenset()
+    requires_certificate: frozenset[str] = frozenset()
     mechanisms: tuple[str, ...] = ("PLAIN", *_SCRAM, "OAUTHBEARER")
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
     token_keys: Path | str | None = None
@@ -76,9 +76,9 @@ class BrokerSecurity:
                 )
             if protocol != "SASL_PLAINTEXT" and self.keystore is None:
                 raise LocalBrokerError(f"The listener {name} needs a `keystore`: TLS needs a certificate.")
-        if self.certificate_wanted and self.truststore is None:
+        if self.requires_certificate and self.truststore is None:
             raise LocalBrokerError(
-                "`certificate_wanted` needs a `truststore` with the authorities of the certificates."
+                "`requires_certificate` needs a `truststore` with the authorities of the certificates."
             )
         if "GSSAPI" in self.mechanisms and self.kerberos is None:
             raise LocalBrokerError("The mechanism GSSAPI needs `kerberos`: the identity of the brokers.")
@@ -89,7 +89,7 @@ class BrokerSecurity:
         for purpose, store in (("keystore", self.keystore), ("truststore", self.truststore)):
             if store is not None:
                 found |= {f"ssl.{purpose}.type": "PEM", f"ssl.{purpose}.location": str(store.absolute())}
-        for name in self.certificate_wanted:
+        for name in self.requires_certificate:
             found[f"listener.name.{name.lower()}.ssl.client.auth"] = "required"
         for name, protocol in self.listeners.items():
             if protocol != "SSL":

@@ -50,21 +50,21 @@ def _environment() -> dict[str, str]:
 _open: WeakSet[Watchdog] = WeakSet()
 
 
-def _let_go() -> None:
+def _close_pipes() -> None:
     """Close the pipes in a forked child. Otherwise the guard would not see the parent end."""
     for watchdog in _open:
         watchdog._pipe.close()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_pipes)
 
 
 class Watchdog:
     """Guards the processes that it starts. Not thread-safe."""
 
-    def __init__(self, doomed_folder: Path | None) -> None:
-        """Start the guard. At its end it removes `doomed_folder`, if one is given."""
-        self._folder = str(doomed_folder or "")
+    def __init__(self, removed_folder: Path | None) -> None:
+        """Start the guard. At its end it removes `removed_folder`, if one is given."""
+        self._folder = str(removed_folder or "")
         read_end, write_end = os.pipe()
         self._pipe = os.fdopen(write_end, "wb", buffering=0)
         self._guard = subprocess.Popen(
@@ -89,22 +89,22 @@ class Watchdog:
             cwd=folder,
             env=_environment(),
         )
-        self._tell(f"+ {process.pid}")  # in case `close` comes before the child has written its pid
+        self._send_line(f"+ {process.pid}")  # in case `close` comes before the child has written its pid
         return process
 
     def forget(self, pid: int) -> None:
         """Call when a process was reaped: the system may use its pid again."""
-        self._tell(f"- {pid}")
+        self._send_line(f"- {pid}")
 
     def close(self) -> None:
         """Kill what is left, remove the folder, and wait until both are done."""
-        self._tell(".")
+        self._send_line(".")
         self._pipe.close()
         _open.discard(self)
         if self._guard.wait(_GUARD_TIMEOUT_S) and self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _tell(self, line: str) -> None:
+    def _send_line(self, line: str) -> None:
         if self._pipe.closed:  # in a forked child, which does not own the processes
             return
         with contextlib.suppress(BrokenPipeError):  # the guard was killed

@@ -1,5 +1,5 @@
 """The only room with sockets: connections without blocking, frames out and in.
 
-A selector and its channels belong to one thread, the Sender's in a producer; `Selector.wakeup` alone may be called
-from any.
+A selector and its channels belong to one thread, the Sender's in a producer. Any thread may call
+`Selector.wakeup`.
 """

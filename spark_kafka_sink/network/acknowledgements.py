@@ -1,7 +1,7 @@
-"""TCP acknowledgements that this process's system delays, sent at once, for connections that others own.
+"""Sends at once the TCP acknowledgements that the system delays, on connections of other owners.
 
-A file of its own because only network/ uses sockets; sink/worker.py says when to acknowledge, and why. Holds no state;
-any thread.
+It is here because only network/ uses sockets. sink/worker.py says when to acknowledge, and why. Holds no state; any
+thread.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import socket
 from typing import Final
 
 _QUICKACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)
-"""None but on Linux, whose delay this is."""
+"""None except on Linux: only Linux delays acknowledgements so long."""
 
 
 def can_acknowledge() -> bool:
-    """Whether `acknowledge` works here and leaves the owner's connection as it is: with a default timeout for new
-    sockets it would set that timeout for the owner.
+    """Return whether `acknowledge` works here and leaves the owner's connection as it is.
+
+    With a default timeout for new sockets it would set that timeout for the owner.
     """
     return _QUICKACK is not None and socket.getdefaulttimeout() is None
 
 
 def acknowledge(descriptor: int) -> bool:
-    """Acknowledge at once what came in over a socket. Return whether it is a TCP one. Raises OSError.
+    """Acknowledge at once all data that came over a socket. Return whether it is a TCP socket. Raises OSError.
 
-    Uses a duplicate of the descriptor, so that closing it closes nothing of the owner's.
+    Uses a duplicate of the descriptor, so that closing it leaves the owner's socket open.
     """
     assert _QUICKACK is not None
     duplicate = os.dup(descriptor)

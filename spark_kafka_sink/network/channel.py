@@ -41,7 +41,7 @@ class ChannelKind(Enum):
 
 
 class SetupStep(Enum):
-    """What a new connection waits for before it takes requests. Errors show the value."""
+    """What a new connection waits for before it can send requests. Errors show the value."""
 
     TCP = "the TCP connection"
     TLS = "the TLS handshake"
@@ -85,7 +85,7 @@ class NetworkSend:
         return self.remaining == 0
 
     def head(self, limit: int) -> list[memoryview]:
-        """The next buffers to send, at most `limit` of them."""
+        """Return the next buffers to send, at most `limit` of them."""
         return self._pending[self._first : self._first + limit]
 
     def advance(self, count: int) -> None:

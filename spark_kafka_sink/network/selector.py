@@ -102,7 +102,7 @@ class Selector:
         make_authenticator: AuthenticatorFactory | None = None,
         make_transport: TransportFactory = PlainTransport,
     ) -> None:
-        """`connections_max_idle_ms` below 0 keeps idle connections for ever. With `make_authenticator`, a connection is
+        """`connections_max_idle_ms` below 0 keeps idle connections forever. With `make_authenticator`, a connection is
         ready when its authenticator is complete.
         """
         self._clock = clock
@@ -120,7 +120,7 @@ class Selector:
         self._channels: dict[str, Channel] = {}
         self._idle = IdleConnections(connections_max_idle_ms)
         self._to_write: list[Channel] = []  # sends given since the last poll
-        self._buffered: set[Channel] = set()  # TLS holds bytes of theirs that the poller cannot see
+        self._buffered: set[Channel] = set()  # their TLS has bytes that the poller cannot see
         self._to_drain: list[Channel] = []  # sending failed; frames that came before it are still read
         self._lost: dict[str, ChannelState] = {}  # the next poll reports them
         self.counts = Windows(SelectorSample)
@@ -184,7 +184,7 @@ class Selector:
         return len(self._channels)
 
     def is_channel_ready(self, connection_id: str) -> bool:
-        """Whether `send` takes a frame for this connection."""
+        """Return whether `send` accepts a frame for this connection."""
         channel = self._channels.get(connection_id)
         return channel is not None and channel.is_ready
 
@@ -247,8 +247,8 @@ class Selector:
         self._drain_failed(to_drain, now_ms)
         self._close_idle(now_ms)
         counts.io_ms += select_ms - began_ms + self._clock.now_ms() - now_ms
-        is_to_be_told = self._was_woken or self.completed_sends or self.completed_receives or self.disconnected
-        return bool(events) and not is_to_be_told and all(channel.is_sending for channel in events)
+        has_result = self._was_woken or self.completed_sends or self.completed_receives or self.disconnected
+        return bool(events) and not has_result and all(channel.is_sending for channel in events)
 
     def wakeup(self) -> None:
         """Make the current poll, or the next one, return at once. Any thread may call it. No effect once closed."""
@@ -349,7 +349,7 @@ class Selector:
             self._lose(channel, channel.state(error))
 
     def _read(self, channel: Channel, now_ms: int) -> bool:
-        """Whether a frame was handed over."""
+        """Read from a channel. Return whether a whole frame came."""
         try:
             receive = channel.read()
         except OSError as error:
@@ -456,7 +456,7 @@ class Selector:
         for step in (partial(self._watch, channel, 0), channel.transport.close):
             try:
                 step()
-            except Exception as error:  # the loss is reported all the same
+            except Exception as error:  # the loss is reported anyway
                 _log.warning("%s: the socket could not be closed cleanly: %s", channel.description, _name(error))
 
     def _watch(self, channel: Channel, interest: int) -> None:

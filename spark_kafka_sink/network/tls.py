@@ -165,25 +165,25 @@ _UNKNOWN_AUTHORITY: Final = frozenset({2, 7, 18, 19, 20, 21})
 """OpenSSL's numbers for the faults of a certificate (X509_V_ERR_*)."""
 
 _NO_TLS: Final = (
-    "does not speak TLS: what came back is something else. If this is a PLAINTEXT listener, set"
+    "does not speak TLS: its answer is not TLS. If this is a PLAINTEXT listener, set"
     " security.protocol=PLAINTEXT (or SASL_PLAINTEXT); else use the port of its SSL listener."
 )
 _OURS_REFUSED: Final = (
-    "refuses our certificate ({reason}): set ssl.keystore.location (or ssl.keystore.key and"
+    "refuses this client's certificate ({reason}): set ssl.keystore.location (or ssl.keystore.key and"
     " ssl.keystore.certificate.chain) to a valid one of an authority in the broker's truststore."
 )
 _NO_COMMON_GROUND: Final = (
-    "has no TLS version or cipher suite in common with us ({reason}): look at ssl.enabled.protocols and"
-    " ssl.cipher.suites, here and there. TLS below 1.2 is never spoken."
+    "has no TLS version or cipher suite in common with us ({reason}): check ssl.enabled.protocols and"
+    " ssl.cipher.suites, here and at the broker. TLS below 1.2 is not supported."
 )
-_OUR_NAME_REFUSED: Final = "knows nothing of the name by which we connect ({reason}): correct bootstrap.servers."
+_OUR_NAME_REFUSED: Final = "does not know the host name that this client uses ({reason}): correct bootstrap.servers."
 
 _SAID_NOTHING: Final = (
-    "It had said nothing: where that is so every time, this is a PLAINTEXT listener; then set"
+    "It had sent nothing. If this happens every time, it is a PLAINTEXT listener: set"
     " security.protocol=PLAINTEXT (or SASL_PLAINTEXT), or use the port of its SSL listener."
 )
 _WANTS_CERTIFICATE: Final = (
-    "Where that is so every time, it may want a certificate of ours, or another one: see ssl.keystore.location."
+    "If this happens every time, it may require a client certificate, or another one: set ssl.keystore.location."
 )
 
 _FINAL: Final = {
@@ -219,7 +219,7 @@ def handshake_failure(error: OSError, description: str, host: str, has_spoken: b
     must have, and `has_spoken` says whether the node sent anything.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
-        return SslAuthenticationError(f"{description} is not to be trusted: {_distrust(error, host)}")
+        return SslAuthenticationError(f"{description} could not be verified: {_distrust(error, host)}")
     reason = error.reason if isinstance(error, ssl.SSLError) else None
     if reason in _FINAL:
         return SslAuthenticationError(f"{description} {_FINAL[reason].format(reason=_words(reason))}")
@@ -227,7 +227,7 @@ def handshake_failure(error: OSError, description: str, host: str, has_spoken: b
         hint = _WANTS_CERTIFICATE if has_spoken else _SAID_NOTHING
         return DisconnectError(f"{description} ended the connection during the TLS handshake. {hint}")
     if reason in _PASSING:
-        return DisconnectError(f"{description} broke the TLS handshake off ({_words(reason)}).")
+        return DisconnectError(f"{description} ended the TLS handshake ({_words(reason)}).")
     return SslAuthenticationError(f"{description}: the TLS handshake failed ({_words(reason)}).")
 
 
@@ -249,17 +249,17 @@ def _distrust(error: ssl.SSLCertVerificationError, host: str) -> str:
         )
     if error.verify_code == _EXPIRED:
         return (
-            "its certificate, or that of an authority above it, has expired. Have it renewed, here too if it is in"
-            " ssl.truststore.location or ssl.truststore.certificates, if this machine's clock is right."
+            "its certificate, or that of an authority above it, has expired. Renew it, also in"
+            " ssl.truststore.location or ssl.truststore.certificates if it is there. Is this machine's clock right?"
         )
     if error.verify_code == _NOT_YET_VALID:
         return "its certificate, or that of an authority above it, is not valid yet. Is this machine's clock right?"
     if error.verify_code in _UNKNOWN_AUTHORITY:
         return (
-            f"its certificate is of an authority that we do not know ({error.verify_message}). Put that authority's"
+            f"its certificate is of an unknown authority ({error.verify_message}). Put that authority's"
             " certificate into ssl.truststore.location or ssl.truststore.certificates."
         )
-    return f"its certificate does not do ({error.verify_message})."
+    return f"its certificate is not valid ({error.verify_message})."
 
 
 def _words(reason: str | None) -> str:

@@ -157,7 +157,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _lines(body: str) -> str:
-    if ":" in body:  # headers of an old encrypted key, which need lines of their own
+    if ":" in body:  # headers of an old encrypted key, which need their own lines
         return body.strip()
     data = re.sub(r"\s|\\n", "", body)
     return "\n".join(data[at : at + _LINE] for at in range(0, len(data), _LINE))
@@ -211,8 +211,8 @@ def tls_context(config: SecurityConfig) -> ssl.SSLContext:
     if not config.ssl_endpoint_identification_algorithm:
         context.check_hostname = False
         _log.warning(
-            "ssl.endpoint.identification.algorithm is empty: any host with a certificate of a trusted authority passes"
-            " for a broker."
+            "ssl.endpoint.identification.algorithm is empty: any host with a certificate of a trusted authority is"
+            " accepted as a broker."
         )
     _set_versions(context, config)
     _trust(context, config)

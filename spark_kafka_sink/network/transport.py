@@ -54,7 +54,7 @@ class Transport(Protocol):
         ...
 
     def has_buffered(self) -> bool:
-        """Whether there are bytes to read although the socket has none, as in a TLS buffer."""
+        """Return whether there are bytes to read although the socket has none, as in a TLS buffer."""
         ...
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:

@@ -220,7 +220,7 @@ class RecordThunk:
         try:
             callback(metadata, error)
         except harmless:
-            log.exception("A send callback raised; the record's own outcome stands")
+            log.exception("A send callback raised; the outcome of the record does not change")
 
     def part(self, first: int, last: int) -> RecordThunk:  # noqa: ARG002 - a record has one part
         return self
@@ -265,7 +265,7 @@ class RunThunk:
             try:
                 self.callback(run, error)
             except harmless:
-                log.exception("A send callback raised; the rows' own outcome stands")
+                log.exception("A send callback raised; the outcome of the rows does not change")
 
     def _due_calls(self) -> list[tuple[RunMetadata, KafkaError | None]]:
         result = self._result

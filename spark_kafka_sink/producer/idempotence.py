@@ -41,17 +41,17 @@ REMEMBERED_BATCHES: Final = 5
 
 
 class OutgoingRequest(NamedTuple):
-    """A request for the Sender to send, with the calls that take its outcome. It stays the next one until `take`."""
+    """A request for the Sender to send, and the calls for its outcome. It stays the next one until `take`."""
 
     request: Request
     node: Node | None
-    """Where it goes; None: to any node."""
+    """Its node; None: any node."""
     take: Callable[[], bool]
-    """The Sender is about to send it. Returns False where another thread has taken it back."""
+    """The Sender is about to send it. Returns False if another thread has withdrawn it."""
     answered: Callable[[Message, str, int], None]
-    """Takes the response, the node's id and the time. The response is None where the connection was lost before."""
+    """Takes the response, the node's id and the time. The response is None if the connection was lost before it."""
     refused: Callable[[KafkaError], None]
-    """The node speaks no version of the request, or refuses to speak to us."""
+    """The node supports no version of the request, or refuses this client."""
     unreachable: Callable[[], None]
     """The node cannot be connected to."""
 
@@ -126,7 +126,7 @@ class PartitionSequences:
 
 
 def _is_after(sequence: int, other: int) -> bool:
-    """Whether `sequence` comes after `other`, less than half a turn on, so that 0 comes after 2**31 - 1."""
+    """Return whether `sequence` comes after `other`, less than half a turn on, so that 0 comes after 2**31 - 1."""
     return 0 < (sequence - other) % (MAX_SEQUENCE + 1) < 2**30
 
 
@@ -166,7 +166,7 @@ class ProducerIdentity:
         self._init_not_before_ms = 0
         self._init_in_flight = False
         self._refusal: KafkaError | None = None
-        """The last answer, where it refused a producer id."""
+        """The last answer, if it refused a producer id."""
         self._unreported: KafkaError | None = None
         """A refusal that the records waiting for a producer id have not failed with yet."""
 
@@ -185,7 +185,7 @@ class ProducerIdentity:
         """No usable producer id can be had: from now on every send fails with `error`."""
         self.is_initializing = False
         self.last_error = error
-        error.fatal = True  # also where its class says otherwise
+        error.fatal = True  # also if its class says otherwise
 
     def reason_to_wait(self, topic_partition: TopicPartition) -> str | None:  # noqa: ARG002
         """Return why records of the partition must wait, if a broker refused something that they wait for."""
@@ -196,14 +196,14 @@ class ProducerIdentity:
     # ---- the accumulator's questions -------------------------------------------------------------------------------
 
     def must_wait(self, batch: ProducerBatch) -> bool:
-        """Whether to hold `batch` back: there is no producer id, earlier batches are not settled, or it is a retry and
-        not the oldest batch in flight.
+        """Return whether to hold `batch` back: there is no producer id, earlier batches are not settled, or it is a
+        retry and not the oldest batch in flight.
 
         Nothing follows a partition's first batch until that is acknowledged. A leader that does not know the producer
-        takes any first sequence. It could take a second batch after it refused the first, and would then refuse the
-        first for ever. A batch that comes back is treated alike, because its topic may have been deleted and created
-        again. Nor does a batch go that is more than four after the oldest in flight: the leader would take a retry of
-        the oldest for out of order, and under a new number its records would be duplicated.
+        accepts any first sequence. It could accept a second batch after it refused the first, and would then refuse the
+        first forever. The same holds for a retry, because its topic may have been deleted and created again. A batch
+        that is more than four after the oldest in flight must wait too: the leader would report a retry of the oldest
+        as out of order, and under a new number its records would be duplicated.
         """
         if not self.producer.is_valid or self.last_error is not None:
             return True
@@ -266,13 +266,13 @@ class ProducerIdentity:
         self._to_restart.add(batch.topic_partition)
 
     def can_retry(self, batch: ProducerBatch, error: KafkaError, log_start_offset: int) -> bool:
-        """Whether to send `batch` again after `error` from its leader. The leader's log begins at `log_start_offset`,
-        -1 where the answer does not say.
+        """Return whether to send `batch` again after `error` from its leader. The leader's log begins at
+        `log_start_offset`, -1 if the answer does not say.
 
         A gap before the oldest batch in flight needs a new epoch: the leader has neither that batch nor any later one.
         A gap before a later batch says nothing of the older ones, which may be in the log with their answers lost. The
         batch waits until it is the oldest. A part of a split batch that was sent before may be out of order because the
-        whole is in the log. What became of its records is not known, and under new numbers they would be duplicated.
+        whole is in the log. The outcome of its records is not known, and under new numbers they would be duplicated.
         """
         if not isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError)):
             return error.retriable
@@ -280,8 +280,8 @@ class ProducerIdentity:
         is_oldest = bool(in_flight) and in_flight[0] is batch
         if is_oldest and batch.was_sent_in_larger:
             return False
-        is_told = log_start_offset != -1 or not isinstance(error, UnknownProducerIdError)
-        is_new_gap = is_told and not batch.sequence_has_been_reset
+        is_known = log_start_offset != -1 or not isinstance(error, UnknownProducerIdError)
+        is_new_gap = is_known and not batch.sequence_has_been_reset
         if is_oldest and (is_new_gap or batch.topic_partition in self._unresolved):
             self._to_restart.add(batch.topic_partition)
         return True
@@ -298,7 +298,7 @@ class ProducerIdentity:
             self._unresolved = {place for place in self._unresolved if self.sequences[place].in_flight}
 
     def take_refusal(self) -> KafkaError | None:
-        """Return the error that every record waiting for a producer id is to fail with, once."""
+        """Return, once, the error with which every record waiting for a producer id must fail."""
         refusal, self._unreported = self._unreported, None
         return refusal
 
@@ -327,7 +327,7 @@ class ProducerIdentity:
     # ---- InitProducerId, without transactions ----------------------------------------------------------------------
 
     def next_request(self, now_ms: int, has_incomplete: Callable[[], bool]) -> OutgoingRequest | None:  # noqa: ARG002
-        """Return the request for a producer id, when there has to be one and it is time."""
+        """Return the request for a producer id, if one is needed and due."""
         if not self.is_initializing or self._init_in_flight or now_ms < self._init_not_before_ms:
             return None
         return OutgoingRequest(
@@ -340,7 +340,7 @@ class ProducerIdentity:
         )
 
     def request_delay_ms(self, now_ms: int) -> int:
-        """Return how long until a request that waits out its backoff may go."""
+        """Return the ms until the backoff of the next request is over."""
         is_waiting = self.is_initializing and not self._init_in_flight
         return max(0, self._init_not_before_ms - now_ms) if is_waiting else FOREVER_MS
 
@@ -349,7 +349,7 @@ class ProducerIdentity:
         return True
 
     def _handle_init_response(self, body: Message, node_id: str, now_ms: int) -> None:
-        """`body` is the response, None where the connection was lost before it came."""
+        """Handle a response. `body` is None if the connection was lost before it came."""
         self._init_in_flight = False
         if self.has_fatal_error:  # another node has refused us meanwhile
             return

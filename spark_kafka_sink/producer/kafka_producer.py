@@ -376,7 +376,7 @@ class KafkaProducer:
     def has_failed(self) -> bool:
         """Whether to close this producer and make another.
 
-        It has met a fatal error or a refusal, a turn of its thread has failed, or the thread is gone.
+        It had a fatal error or a refusal, a turn of its thread has failed, or the thread is gone.
         """
         idempotence = self._transactions or self._identity
         is_fatal = self.sender.has_failed_turn or (idempotence is not None and idempotence.has_fatal_error)
@@ -542,7 +542,7 @@ class KafkaProducer:
     def resume_transaction(self, prepared: PreparedTransaction) -> None:
         """Take over a transaction that another producer prepared, to commit or abort it.
 
-        This producer must have no transaction of its own. Afterwards it can resume the next one, or begin its own after
+        This producer must not have its own transaction. Afterwards it can resume the next one, or begin its own after
         `init_transactions`.
         """
         self._usable_calls().manager.resume(prepared)
@@ -628,8 +628,8 @@ class KafkaProducer:
         """Send all records, wait up to `timeout` seconds (None: without limit), then fail the rest and end.
 
         Raises IllegalStateError for a `timeout` below 0, and then closes nothing. May be called again, and does nothing
-        in a forked child. Not for signal handlers, nor are `send` and `flush`: the interrupted thread may hold a lock.
-        In a handler set a flag or raise, and close elsewhere.
+        in a forked child. Do not call it, `send` or `flush` in a signal handler: the interrupted thread may hold a
+        lock. In a handler set a flag or raise, and close elsewhere.
         """
         if os.getpid() != self._process_id:
             return
@@ -682,7 +682,7 @@ def _end(sender: Sender, thread: threading.Thread, timeout: float | None) -> Non
     if not sender.has_ended:
         sender.force_close()
         if not sender.wait_for_end(1.0):  # the DNS or a callback may delay it
-            log.warning("%s is held up, perhaps by a DNS, and left to end by itself", thread.name)
+            log.warning("%s is delayed, perhaps by the DNS, and ends later by itself", thread.name)
     if sender.has_ended:
         thread.join()
 

@@ -85,7 +85,7 @@ class TopicSample(Sample):
 
 @dataclass(slots=True)
 class ErrorSample(Sample):
-    """Records that failed for good."""
+    """Records that failed permanently."""
 
     records: int = 0
 

@@ -1,4 +1,4 @@
-"""The partition of a record that has none of its own.
+"""The partition of a record without its own partition.
 
 With a key: murmur2, as in every Java client. Without: the uniform sticky partitioner (KIP-480, KIP-794). It stays with
 a partition for the bytes of a batch, and longer while the open batch of the partition has room, up to twice these

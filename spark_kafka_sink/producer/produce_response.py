@@ -42,8 +42,8 @@ from spark_kafka_sink.protocol.versions import Message, to_ms
 log = logging.getLogger(__name__)
 
 _NOT_KNOWN: Final = (
-    "whether they are there is not known. The records were sent in a larger batch, which may have been taken though it"
-    " was not acknowledged, and was refused as too large when it was sent again."
+    "they may or may not be in the log. The records were sent in a larger batch. The broker may have appended it"
+    " without an acknowledgement, and refused it as too large when it was sent again."
 )
 _NOTHING_TAKEN: Final = (
     CorruptMessageError,
@@ -58,7 +58,7 @@ the leader.
 """
 
 
-_AFTER_FAULT: Final = "Whether the records are in the log is not known. Close this producer and make another."
+_AFTER_FAULT: Final = "The records may or may not be in the log. Close this producer and make another."
 
 
 class PartitionOutcome(NamedTuple):
@@ -93,7 +93,7 @@ class BatchOutcomes:
         self._retries = retries
         self._delivery_timeout_ms = delivery_timeout_ms
         self._guarantees_order = guarantees_order
-        self._told_too_large: dict[str, int] = {}
+        self._logged_too_large: dict[str, int] = {}
         """By topic, the size of the smallest batch that a warning named as too large."""
         self._throttles: dict[int, tuple[int, int]] = {}
         """By node: the last throttle time, and its end, in ms."""
@@ -101,8 +101,7 @@ class BatchOutcomes:
     def handle_response(self, response: ClientResponse, batches: Mapping[TopicPartition, ProducerBatch]) -> None:
         """Settle every batch of a request, with or without a response.
 
-        A fault of the producer itself fails only the batch that it meets. The first fault is raised after every batch
-        is settled.
+        An internal error fails only its batch. The first one is raised after all batches are settled.
         """
         now_ms = response.received_ms
         faults: list[Exception] = []
@@ -121,15 +120,15 @@ class BatchOutcomes:
                 self._settle(batch, outcomes.get(topic_partition) or _left_out(response, topic_partition), now_ms)
             except Exception as fault:
                 unsettled[topic_partition] = fault
-        for topic_partition, met in unsettled.items():
-            faults.append(met)
+        for topic_partition, error in unsettled.items():
+            faults.append(error)
             outcome = outcomes.get(topic_partition) or _left_out(response, topic_partition)
-            self._give_up(batches[topic_partition], outcome, met, now_ms)
+            self._give_up(batches[topic_partition], outcome, error, now_ms)
         if faults:
             raise faults[0]
 
     def give_up(self, batches: Iterable[ProducerBatch], fault: Exception, now_ms: int) -> None:
-        """End `batches` in flight at once: `fault` kept them from being sent or settled."""
+        """End `batches` in flight at once: `fault` prevented their send or their outcome."""
         with ExitStack() as stack:
             for batch in batches:
                 stack.callback(self._give_up, batch, None, fault, now_ms)
@@ -154,13 +153,13 @@ class BatchOutcomes:
             endpoints = getattr(response.body, "node_endpoints", ())
             nodes = [Node(int(node.node_id), node.host, int(node.port), node.rack) for node in endpoints]
             self._metadata.update_partition_leadership(leaders, nodes)
-        strangers = outcomes.keys() - batches.keys()
-        if strangers:
+        unexpected = outcomes.keys() - batches.keys()
+        if unexpected:
             log.warning(
-                "Node %s answered for %d partitions of which it was sent nothing, such as %s",
+                "Node %s answered for %d partitions that were not in the request, such as %s",
                 response.destination,
-                len(strangers),
-                min(strangers),
+                len(unexpected),
+                min(unexpected),
             )
         _log_errors(
             response.destination,
@@ -190,7 +189,7 @@ class BatchOutcomes:
             self._accumulator.unmute(batch.topic_partition)
 
     def _give_up(self, batch: ProducerBatch, outcome: PartitionOutcome | None, fault: Exception, now_ms: int) -> None:
-        """End a batch at once that met a fault: acknowledged if its node said so.
+        """End a batch at once after an internal error: acknowledged if its node said so.
 
         `outcome`: None if no answer was read.
         """
@@ -236,12 +235,12 @@ class BatchOutcomes:
         parts = self._accumulator.split_and_reenqueue(batch, now_ms)
         self._metrics.batch_split(now_ms)
         topic = batch.topic_partition.topic
-        is_news = batch.wire_size <= self._told_too_large.get(topic, 2 * batch.wire_size) // 2
+        is_news = batch.wire_size <= self._logged_too_large.get(topic, 2 * batch.wire_size) // 2
         if is_news:  # only once for thousands of batches
-            self._told_too_large[topic] = batch.wire_size
+            self._logged_too_large[topic] = batch.wire_size
         log.log(
             logging.WARNING if is_news else logging.DEBUG,
-            "%s does not take a batch of %d records in %d bytes: sending it in %d parts. Lower batch.size, or raise"
+            "%s does not accept a batch of %d records in %d bytes: sending it in %d parts. Lower batch.size, or raise"
             " max.message.bytes of the topic.",
             batch.topic_partition,
             batch.record_count,
@@ -262,20 +261,20 @@ class BatchOutcomes:
         timed_out = batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms)
         if batch.was_sent_in_larger and isinstance(error, OutOfOrderSequenceError):
             error = OutOfOrderSequenceError(_NOT_KNOWN)
-        told = self.expiry_error(batch) if error.retriable and timed_out else _located(error, batch)
+        reported = self.expiry_error(batch) if error.retriable and timed_out else _located(error, batch)
         own = {index: _record_error(error, text, batch, index) for index, text in outcome.record_errors.items()}
         if own:
-            told = told.reworded(
+            reported = reported.reworded(
                 f"Other records of the same batch for {batch.topic_partition} were refused, and with them this one:"
                 f" {error}",
             )
-        self._fail(batch, told, own, now_ms)
+        self._fail(batch, reported, own, now_ms)
         self._accumulator.deallocate(batch)
 
     def _fail(self, batch: ProducerBatch, error: KafkaError, record_errors: dict[int, KafkaError], now_ms: int) -> None:
         """Fail the batch. The state is updated before callbacks run.
 
-        For a batch that has ended, do the steps that a fault kept from being done.
+        For a batch that has ended, do the steps that an internal error prevented.
         """
         if not batch.is_done:
             if self._idempotence is not None:
@@ -401,10 +400,10 @@ def _is_split(batch: ProducerBatch | None, error: KafkaError | None) -> bool:
 
 def _log_errors(node: str, refused: Mapping[TopicPartition, PartitionOutcome]) -> None:
     """Log one line for each error of a response, for all its partitions."""
-    met: dict[str, list[TopicPartition]] = {}
+    by_text: dict[str, list[TopicPartition]] = {}
     for topic_partition, outcome in refused.items():
-        met.setdefault(str(outcome.error), []).append(topic_partition)
-    for text, places in met.items():
+        by_text.setdefault(str(outcome.error), []).append(topic_partition)
+    for text, places in by_text.items():
         others = f" and {len(places) - 1} more partitions" if len(places) > 1 else ""
         log.warning("Node %s refused the batch for %s%s: %s", node, places[0], others, text)
 

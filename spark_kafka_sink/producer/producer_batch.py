@@ -192,7 +192,7 @@ class ProducerBatch:
         """Reserve room for a run, and a share of its memory. Return its place, for `fill_run`.
 
         If the run right before has the same callback, one call covers both. Ctrl-C may come between any two of these
-        lines: a batch that waits for bytes must hold the allocation by which `wants_bytes_of` finds it.
+        lines: a batch that waits for bytes must hold the allocation by which `lacks_bytes_of` finds it.
         """
         self._open_row_run = None
         place = len(self._chunks)
@@ -234,7 +234,7 @@ class ProducerBatch:
         """Whether the bytes of every run are there."""
         return self._empty_places == 0
 
-    def wants_bytes_of(self, allocation: SharedAllocation) -> bool:
+    def lacks_bytes_of(self, allocation: SharedAllocation) -> bool:
         """Return whether a run with rows for `allocation` is missing."""
         return self._empty_places > 0 and allocation in self._allocations
 

@@ -114,7 +114,7 @@ class PartitionQueues(dict[TopicPartition, PartitionQueue]):
         queue = self[topic_partition] = PartitionQueue(topic_partition)
         return queue
 
-    def let_go(self, idle: Iterable[TopicPartition]) -> None:
+    def forget_idle(self, idle: Iterable[TopicPartition]) -> None:
         """Forget these empty queues, of topics that metadata has forgotten.
 
         Else every turn of a producer that writes to ever new topics would visit them all. A batch that is queued again
@@ -417,7 +417,7 @@ class RecordAccumulator:
                 batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
                 if batch.is_filled and not queue.is_muted:
                     check.consider(leader, queue, hurry, self._linger_ms, now_ms)
-            self._queues.let_go(idle)
+            self._queues.forget_idle(idle)
         return check
 
     def drain(
@@ -588,7 +588,7 @@ class RecordAccumulator:
     def _drop_unfilled(self, allocation: SharedAllocation, cause: BaseException) -> None:
         """Drop the batches without bytes after an append that ended early. They could neither be sent nor expire."""
         with self._lock:
-            unfilled = (each for each in self._incomplete if each.record_count == 0 or each.wants_bytes_of(allocation))
+            unfilled = (each for each in self._incomplete if each.record_count == 0 or each.lacks_bytes_of(allocation))
             batches = dict.fromkeys(unfilled)
         why = f"The send_columns call whose rows shared a batch with these ended with {type(cause).__name__}: {cause}"
         self._drop(batches, KafkaError(why), Exception)  # on the thread of the caller, so Ctrl-C is raised

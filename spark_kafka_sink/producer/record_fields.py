@@ -171,7 +171,7 @@ def checked_offsets(
     checked: dict[TopicPartition, tuple[int, str | None]] = {}
     for place, value in offsets.items():
         if not (isinstance(place, tuple) and len(place) == 2 and is_sendable_text(place[0]) and _is_int32(place[1])):
-            raise SerializationError(f"{place!r:.300} is no key of offsets: give TopicPartition(topic, partition).")
+            raise SerializationError(f"{place!r:.300} is not a key of offsets: give TopicPartition(topic, partition).")
         name = f"The offset of {place[0]}-{place[1]}"
         if not (isinstance(value, (tuple, list)) and len(value) == 2):
             raise SerializationError(f"{name} is {value!r}: give (next offset, text), or (next offset, None).")

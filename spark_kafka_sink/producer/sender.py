@@ -41,8 +41,8 @@ from spark_kafka_sink.record.codecs import Codec
 log = logging.getLogger(__name__)
 
 _NO_WAIT: Final = (
-    "A callback, or a log handler on the producer's own thread, cannot wait for {what}, which that thread would have to"
-    " bring: send from another thread."
+    "A callback, or a log handler on the producer's own thread, cannot wait for {what}: that thread must fetch it. Send"
+    " from another thread."
 )
 
 LoadListener = Callable[[str, Mapping[int, int], int], None]
@@ -118,7 +118,7 @@ class Sender:
                     break
                 self._run_safely()
         except BaseException as cause:  # SystemExit, for example: it ends the thread, not a turn
-            how = f"lost its thread to {type(cause).__name__}"
+            how = f"was ended by {type(cause).__name__}"
             log.critical("The producer %s", how, exc_info=True)
             raise
         finally:
@@ -156,7 +156,7 @@ class Sender:
             self._clock.sleep_ms(self._config.retry_backoff_ms)
 
     def _on_fault(self, fault: Exception, is_of_identity: bool) -> None:
-        """Mark the producer as failed, and end the batches that the fault met.
+        """Mark the producer as failed, and end the batches of the failed turn.
 
         After a fault in the state that brokers know (an impossible state, for example) the producer ends: nothing may
         reach a broker after that (KAFKA-14831).
@@ -166,19 +166,19 @@ class Sender:
         idempotence = self._idempotence
         if is_of_identity and idempotence is not None and not idempotence.has_fatal_error:
             error = KafkaError(
-                f"The producer met a fault of its own, {type(fault).__name__}: {one_line(str(fault))}. What it"
-                " had under way may have taken effect all the same. Close this producer and make another."
+                f"The producer had an internal error, {type(fault).__name__}: {one_line(str(fault))}. Requests in"
+                " flight may still take effect. Close this producer and make another."
             )
             error.__cause__ = fault
             idempotence.fail(error)
         try:
             self._outcomes.give_up(self._accumulator.batches_in_flight() - self._on_wire, fault, now_ms)
         except Exception:  # the producer has failed already
-            log.exception("Records that a fault had touched could not be failed; the close of the producer fails them")
+            log.exception("Records of the failed turn could not be failed; closing the producer fails them")
 
     @property
     def has_failed_turn(self) -> bool:
-        """Whether a turn, or the handling of an answer, failed since the start by a fault of the producer."""
+        """Whether a turn, or the handling of an answer, failed since the start by an internal error."""
         return self._failed_turn is not None
 
     def explained(self, error: KafkaError) -> KafkaError:
@@ -187,7 +187,7 @@ class Sender:
             cause, at_ms = self._failed_turn
             ago_ms = self._clock.now_ms() - at_ms
             error.hint = (
-                f" A fault in the producer may be the cause: {ago_ms} ms ago a turn of its Sender thread failed with"
+                f" An internal error may be the cause: {ago_ms} ms ago a turn of its Sender thread failed with"
                 f" {type(cause).__name__}: {one_line(str(cause))}"
             )
             error.__cause__ = cause
@@ -202,7 +202,7 @@ class Sender:
         if idempotence is not None:
             if isinstance(idempotence, ProducerIdentity):
                 idempotence.maybe_resolve_sequences()
-                self._fail_what_waits_in_vain(idempotence)
+                self._fail_refused_records(idempotence)
                 idempotence.bump_epoch_if_needed(lambda: self._accumulator.has_undrained)
             self._maybe_send_request(idempotence, now_ms)
             if idempotence.has_fatal_error:
@@ -300,18 +300,16 @@ class Sender:
         request = self._client.new_client_request(node.id_string, outgoing.request, now_ms, True, None, settle)
         self._client.send(request, now_ms)
 
-    def _fail_what_waits_in_vain(self, identity: ProducerIdentity) -> None:
-        """Fail records that wait for a producer id after a missing permission. Sent batches may be in the log: they go
-        on.
-        """
+    def _fail_refused_records(self, identity: ProducerIdentity) -> None:
+        """Fail records that wait for a producer id without permission. Sent batches may be in the log and go on."""
         refusal = identity.take_refusal()
         if refusal is not None:
-            log.error("What waits for a producer id fails: %s", refusal)
+            log.error("Records that wait for a producer id fail: %s", refusal)
             self._accumulator.abort_undrained(refusal)
 
     def _abort_after(self, idempotence: Idempotence) -> None:
         cause = idempotence.last_error
-        error = KafkaError("The producer met a fatal error.") if cause is None else cause
+        error = KafkaError("The producer had a fatal error.") if cause is None else cause
         if self._accumulator.has_incomplete:
             log.error("Every record that is not acknowledged fails: %s", error)
             self._accumulator.abort_incomplete(error)
@@ -329,7 +327,7 @@ class Sender:
         if check.unknown_leader_topics and cache.cluster.is_bootstrap_configured:
             self._fail_if_refused(cache.cluster.nodes)
         nodes, not_ready_ms = self._nodes_to_send_to(check, now_ms)
-        self._tell_loads(check, cache, now_ms)
+        self._report_loads(check, cache, now_ms)
         drained: Mapping[int, list[ProducerBatch]] = {}
         if nodes:
             limit = self._config.max_request_size
@@ -390,14 +388,14 @@ class Sender:
 
     def _on_refusal(self, refusal: KafkaError) -> None:
         """Fail records for a node that refuses our credentials, because the same credentials would be refused again."""
-        log.error("What is not sent fails: %s", refusal)
+        log.error("Records that are not sent fail: %s", refusal)
         idempotence = self._idempotence
         if idempotence is None:
             self._accumulator.abort_undrained(refusal)
         elif not idempotence.has_fatal_error:
             idempotence.fail(refusal)
 
-    def _tell_loads(self, check: ReadyCheck, cache: MetadataCache, now_ms: int) -> None:
+    def _report_loads(self, check: ReadyCheck, cache: MetadataCache, now_ms: int) -> None:
         self._availability.keep(check.waiting_nodes)
         unavailable = self._availability.unavailable(now_ms)
         for topic, queue_sizes in check.queue_sizes.items():

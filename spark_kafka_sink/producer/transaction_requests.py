@@ -74,7 +74,7 @@ class OperationResult:
         self.operation = operation
         self.what = what
         self.error: KafkaError | None = None
-        self.is_heard = False
+        self.is_reported = False
         """The caller knows the outcome."""
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
@@ -92,12 +92,12 @@ class OperationResult:
                 self._condition.notify_all()
 
     def wait(self, clock: Clock, timeout_ms: int) -> bool:
-        """Wait for the outcome. Return False where it has not come in time."""
+        """Wait for the outcome. Return False if it has not come in time."""
         deadline_ms = clock.now_ms() + timeout_ms
         with self._lock:
             while not self._is_done and (left_ms := deadline_ms - clock.now_ms()) > 0:
                 clock.wait(self._condition, left_ms)
-            self.is_heard = self._is_done
+            self.is_reported = self._is_done
             return self._is_done
 
 
@@ -113,7 +113,7 @@ class PendingOperation:
         self.last_refusal: KafkaError | None = None
         """Why the operation takes so long: the last error after which a request of it was sent again."""
         self.last_loss: str | None = None
-        """The last request of the operation that brought no answer, in words."""
+        """The last request of the operation without an answer, in words."""
         self._closed_by: KafkaError | None = None
 
     def begin(self, operation: str, what: object = None) -> OperationResult:
@@ -122,14 +122,13 @@ class PendingOperation:
         return self._result
 
     def joined(self, operation: str, what: object = None) -> OperationResult | None:
-        """Return the result of the same operation with the same arguments, if its caller has not heard the outcome.
+        """Return the result of the same operation with the same arguments, if its caller has not got the outcome.
 
         An abort may begin while offsets are on their way, because it makes them pointless. After a failure any
-        operation may begin that the state allows. Raises IllegalStateError where the outcome of another operation is
-        open.
+        operation may begin that the state allows. Raises IllegalStateError if the outcome of another operation is open.
         """
         result = self._result
-        if result is not None and (result.operation, result.what) == (operation, what) and not result.is_heard:
+        if result is not None and (result.operation, result.what) == (operation, what) and not result.is_reported:
             return result
         if self._closed_by is not None or (operation, "" if result is None else result.operation) not in _OVERTAKES:
             self.ensure_none(operation)
@@ -139,7 +138,7 @@ class PendingOperation:
         if self._closed_by is not None:
             raise self._closed_by.copied()
         result = self._result
-        if result is None or result.is_heard or (result.is_done and result.error is not None):
+        if result is None or result.is_reported or (result.is_done and result.error is not None):
             return
         earlier, again = result.operation, "that again"
         if earlier == operation:
@@ -176,7 +175,7 @@ class Action(enum.IntEnum):
     FIND_COORDINATOR = 2
     """Look up the coordinator, then send again."""
     ABORT = 3
-    """Only an abort is left to the transaction."""
+    """The transaction can only be aborted."""
     FAIL = 4
     """The producer can do no more."""
 
@@ -285,7 +284,7 @@ class TransactionRequest:
         """A copy that arrives late could be taken for a request of the next transaction, in the same epoch."""
         return self.priority >= Priority.ADD_PARTITIONS_OR_OFFSETS
 
-    def gravest_refusal(self, body: Message) -> Refusal | None:
+    def most_severe_refusal(self, body: Message) -> Refusal | None:
         """Return the error of an answer that counts, None for a success."""
         return max(self.refusals(body), key=lambda refusal: refusal.action, default=None)
 
@@ -510,7 +509,7 @@ class TransactionQueue:
         return min(self._waiting, key=lambda request: request.priority, default=None)
 
     def delay_ms(self, now_ms: int) -> int:
-        """Return how long until a request may go: FOREVER_MS where none waits, or one is in flight."""
+        """Return the ms until a request may go: FOREVER_MS if none waits, or one is in flight."""
         with self._lock:
             if self.in_flight is not None:
                 return FOREVER_MS
@@ -556,7 +555,7 @@ class TransactionQueue:
         )
 
     def take(self, request: TransactionRequest) -> bool:
-        """Take `request` out, to send it. Return False where another thread has taken it back."""
+        """Take `request` out, to send it. Return False if another thread has withdrawn it."""
         with self._lock:
             if request not in self._waiting:
                 return False
@@ -577,7 +576,7 @@ class TransactionQueue:
         self.again(request, 0, now_ms)
 
     def again(self, request: TransactionRequest, error_code: int, now_ms: int) -> None:
-        """Queue `request` once more, after its backoff. `error_code` is 0 where there was no answer."""
+        """Queue `request` once more, after its backoff. `error_code` is 0 if there was no answer."""
         backoff_ms = self._retry_backoff.backoff_ms(request.attempts)
         if error_code == CONCURRENT_TRANSACTIONS:
             backoff_ms = min(backoff_ms, COORDINATOR_BACKOFF_MS << min(request.attempts, 10))

@@ -69,7 +69,7 @@ class State(enum.Enum):
     COMMITTING = "is committing a transaction"
     ABORTING = "is aborting a transaction"
     ABORTABLE_ERROR = "is in a transaction that can only be aborted"
-    FATAL_ERROR = "met an error that it cannot recover from"
+    FATAL_ERROR = "had an error that it cannot recover from"
 
 
 _MOVES: Final[Mapping[State, frozenset[State]]] = {
@@ -126,10 +126,10 @@ class StateMachine:
         self.state = state
         self.error = error
         if state is State.FATAL_ERROR and error is not None:
-            error.fatal = True  # also where its class says otherwise
+            error.fatal = True  # also if its class says otherwise
 
     def become_abortable(self, error: KafkaError) -> None:
-        """Only an abort is left to the transaction. The first error of several is kept."""
+        """Allow only an abort of the transaction. The first error of several is kept."""
         error.fatal = False  # its class may say so, for producers without transactions
         first = self.error if self.state is State.ABORTABLE_ERROR else None
         self.move_to(State.ABORTABLE_ERROR, first or error)
@@ -137,7 +137,7 @@ class StateMachine:
     def raise_error(self) -> None:
         """Raise the error that keeps the producer, or its transaction, from going on. Do nothing without one."""
         if self.error is not None and self.state in {State.ABORTABLE_ERROR, State.FATAL_ERROR}:
-            text = f"The producer met an error before: {self.error}"
+            text = f"The producer had an error before: {self.error}"
             if self.error.retriable and self.state is State.ABORTABLE_ERROR:
                 # a record's timeout, say: a caller would retry a commit that raised it again and again
                 raise TransactionAbortableError(f"{text} Only abort_transaction is left.")
@@ -168,12 +168,12 @@ class JoinedSends:
         return bool(self._calls)
 
     def may_join(self, send: object) -> bool:
-        """Whether the transaction takes records of `send`. A transaction that is closed takes those it waits for."""
+        """Return whether the transaction accepts records of `send`. A closed one accepts those that it waits for."""
         state = self._machine.state
         return state is State.IN_TRANSACTION or (state in {State.PREPARED, State.COMMITTING} and send in self._calls)
 
     def join(self, send: object) -> None:
-        """Raises IllegalStateError where the transaction takes no records of `send`."""
+        """Note that `send` is under way. Raises IllegalStateError if the transaction accepts no records of it."""
         if not self.may_join(send):
             raise IllegalStateError(
                 "A record can be sent between begin_transaction and its end;"
@@ -198,13 +198,13 @@ class CurrentTransaction:
         self.is_resumed = False
         """Another producer began it."""
         self.is_in_doubt = False
-        """Whether it has started is not known: the request that may have started it was not answered."""
+        """It may have started: the request that may have started it was not answered."""
         self.has_gap = False
         """A batch of this epoch was lost, or a request may still arrive. Under version 1 the next transaction takes the
         next epoch.
         """
         self.last_refusal: KafkaError | None = None
-        """The last answer to a request that its records wait for, where it was an error."""
+        """The last answer to a request that its records wait for, if it was an error."""
         self._new: set[TopicPartition] = set()
         self._asked_for: set[TopicPartition] = set()
         self._inside: set[TopicPartition] = set()
@@ -234,12 +234,12 @@ class CurrentTransaction:
             self.start()
 
     def start(self) -> None:
-        """Something is in the transaction that is not a record, or was in it before."""
+        """Note that the transaction contains, or contained before, something that is not a record."""
         self._has_started = True
         self.is_in_doubt = False
 
     def may_have_started(self) -> None:
-        """It must be ended in case it did."""
+        """Note that the transaction may have started, and so must be ended."""
         if not self._has_started:
             self._has_started = self.is_in_doubt = True
 
@@ -258,7 +258,7 @@ class CurrentTransaction:
         self._new.clear()
         return new
 
-    def give_in(self, partitions: frozenset[TopicPartition]) -> None:
+    def confirm_added(self, partitions: frozenset[TopicPartition]) -> None:
         """The coordinator has taken `partitions` in."""
         self._asked_for -= partitions
         self._inside |= partitions
@@ -277,9 +277,9 @@ class TransactionManager:
     """Begins, fills and ends transactions. Implements `DrainRules`.
 
     `finalized_feature` returns the cluster's level of a feature. From transaction.version 2 on (KIP-890) brokers add
-    partitions by themselves, and every transaction has an epoch of its own.
+    partitions by themselves, and every transaction has its own epoch.
 
-    A `begin_...` that is called again with the same arguments returns the same result until its caller has heard the
+    A `begin_...` that is called again with the same arguments returns the same result until its caller has got the
     outcome.
     """
 
@@ -332,14 +332,14 @@ class TransactionManager:
         the producer's own from now on.
         """
         with self._lock:
-            wanted_id = transactional_id or self.transactional_id
-            pending = self.pending.joined("init_transactions", wanted_id)
+            requested_id = transactional_id or self.transactional_id
+            pending = self.pending.joined("init_transactions", requested_id)
             if pending is not None:
                 return pending
             self.machine.raise_error()
             self.machine.move_to(State.INITIALIZING)
-            self.transactional_id = wanted_id
-            result = self.pending.begin("init_transactions", wanted_id)
+            self.transactional_id = requested_id
+            result = self.pending.begin("init_transactions", requested_id)
             self._enqueue_init(NO_PRODUCER, result)
             return result
 
@@ -371,7 +371,9 @@ class TransactionManager:
                 return pending
             self.machine.raise_error()
             if self.machine.state is not State.IN_TRANSACTION:
-                raise IllegalStateError(f"Offsets belong into a transaction; this producer {self.machine.state.value}.")
+                raise IllegalStateError(
+                    f"Offsets must be sent in a transaction; this producer {self.machine.state.value}."
+                )
             result = self.pending.begin("send_offsets_to_transaction", (offsets, group))
             self._queue.add_offsets(self._open, group, offsets, self._current.start, result)
             return result
@@ -394,7 +396,7 @@ class TransactionManager:
             self.machine.move_to(State.PREPARED)
 
     def lose_prepared(self, error: KafkaError) -> None:
-        """The call that prepared the transaction failed: it can only be aborted."""
+        """Allow only an abort, because the call that prepared the transaction failed."""
         with self._lock:
             if self.machine.state is State.PREPARED:
                 self._to_abortable(error)
@@ -411,7 +413,7 @@ class TransactionManager:
             self.pending.ensure_none("resume_transaction")
             if (state := self.machine.state) is not State.UNINITIALIZED:
                 raise IllegalStateError(
-                    f"A transaction is resumed by a producer that has none of its own; this one {state.value}."
+                    f"Only a producer without its own transaction can resume one; this one {state.value}."
                 )
             self.machine.move_to(State.PREPARED)
             self._current.resume(prepared)
@@ -477,7 +479,7 @@ class TransactionManager:
             return (state in _LOST and not batch.has_sequence) or self.identity.must_wait(batch)
 
     def can_retry(self, batch: ProducerBatch, error: KafkaError, log_start_offset: int) -> bool:  # noqa: ARG002
-        """Whether to send `batch` again: not in a lost transaction, nor where the leader has lost its records."""
+        """Return whether to send `batch` again: not in a lost transaction, nor if the leader has lost its records."""
         with self._lock:
             if self.machine.is_lost or self.has_fatal_error:
                 return False
@@ -498,10 +500,10 @@ class TransactionManager:
                 self._to_abortable(error)
 
     def handle_refused_record(self, error: KafkaError, send: object) -> None:
-        """A record of the transaction was not taken into it, so it can only be aborted.
+        """Allow only an abort, because a record of `send` could not be added to the transaction.
 
-        That is so too where the transaction is being committed or prepared and waits for `send`, which joined it
-        before. From now on nothing waits for `send`.
+        The same applies while the transaction is being committed or prepared and waits for `send`. From now on nothing
+        waits for `send`.
         """
         with self._lock:
             if self.sends.may_join(send):
@@ -543,7 +545,7 @@ class TransactionManager:
             self.pending.close(error)
 
     def _finish_ended(self) -> None:
-        """Report success where only the next epoch is missing: the transaction before it has ended."""
+        """Report success if only the next epoch is missing: the transaction before it has ended."""
         if self.machine.state is State.INITIALIZING and not self.pending.is_under_way("init_transactions"):
             self.pending.give_up(None)
 
@@ -551,7 +553,9 @@ class TransactionManager:
         added = self._current.ask_for_new() if self.machine.state in _TAKES_PARTITIONS else None
         if added:
             result = OperationResult("add partitions")
-            self._queue.add(requests.add_partitions(self._open, added, lambda _: self._current.give_in(added), result))
+            self._queue.add(
+                requests.add_partitions(self._open, added, lambda _: self._current.confirm_added(added), result)
+            )
 
     def _enqueue_init(self, producer: ProducerIdAndEpoch, result: OperationResult) -> None:
         who = (self.transactional_id, self._transaction_timeout_ms, producer)
@@ -562,7 +566,7 @@ class TransactionManager:
         return result
 
     def _on_answer(self, request: TransactionRequest, body: Message, node_id: str, now_ms: int) -> None:
-        """`body` is None where the connection was lost before an answer came."""
+        """Handle an answer. `body` is None if the connection was lost before it came."""
         with self._lock:
             self._queue.in_flight = None
             if body is None:  # a copy may still arrive, also of a request that nothing waits for
@@ -573,10 +577,10 @@ class TransactionManager:
                 return
             if body is None:
                 self._queue.lost(request, now_ms)
-            elif (refusal := request.gravest_refusal(body)) is not None:
+            elif (refusal := request.most_severe_refusal(body)) is not None:
                 self._on_refusal(request, refusal, node_id, now_ms)
             else:
-                if request.priority is not Priority.FIND_COORDINATOR:  # which brings records no step further
+                if request.priority is not Priority.FIND_COORDINATOR:  # which does not help the records
                     self._current.last_refusal = None
                 request.succeeded(body)
 
@@ -645,7 +649,7 @@ class TransactionManager:
         result.finish()
 
     def _on_end(self, body: Message, result: OperationResult) -> None:
-        """The transaction has ended. `body` is None where there was nothing to end."""
+        """Handle the end of the transaction. `body` is None if there was nothing to end."""
         if getattr(body, "producer_id", -1) >= 0:  # in the answers of version 5 and above
             self.identity.adopt(body)
         needs_next_epoch = self._current.needs_next_epoch or self._lacks_epoch
@@ -672,7 +676,7 @@ Idempotence = ProducerIdentity | TransactionManager
 
 
 def give_up_after_fault(owner: Idempotence, batches: Iterable[ProducerBatch], error: KafkaError) -> None:
-    """Give up `batches`. A fault of the producer itself, the cause of `error`, kept them from being settled.
+    """Give up `batches`. An internal error, the cause of `error`, prevented their outcome.
 
     After a fault in the owner's own state nothing may reach a broker: the producer fails (KAFKA-14831).
     """

@@ -39,7 +39,7 @@ class FetchRequest(VersionedRequest):
 
     def build(self, version: int) -> Message:
         topics = [
-            {"topic": topic, "partitions": [_fetch_partition(wanted, version) for wanted in partitions]}
+            {"topic": topic, "partitions": [_fetch_partition(requested, version) for requested in partitions]}
             for topic, partitions in self.topics.items()
         ]
         return self._fill(
@@ -76,7 +76,7 @@ class ListOffsetsRequest(VersionedRequest):
 
     def build(self, version: int) -> Message:
         topics = [
-            {"name": topic, "partitions": [_list_offsets_partition(wanted, version) for wanted in partitions]}
+            {"name": topic, "partitions": [_list_offsets_partition(requested, version) for requested in partitions]}
             for topic, partitions in self.topics.items()
         ]
         values: dict[str, object] = {
@@ -89,21 +89,21 @@ class ListOffsetsRequest(VersionedRequest):
         return self._fill(version, values)
 
 
-def _fetch_partition(wanted: FetchPartition, version: int) -> dict[str, object]:
+def _fetch_partition(requested: FetchPartition, version: int) -> dict[str, object]:
     values: dict[str, object] = {
-        "partition": wanted.partition,
-        "fetch_offset": wanted.fetch_offset,
-        "partition_max_bytes": wanted.max_bytes,
+        "partition": requested.partition,
+        "fetch_offset": requested.fetch_offset,
+        "partition_max_bytes": requested.max_bytes,
     }
     if version >= 9:  # older brokers do not check the epoch
-        values["current_leader_epoch"] = wanted.current_leader_epoch
+        values["current_leader_epoch"] = requested.current_leader_epoch
     return values
 
 
-def _list_offsets_partition(wanted: ListOffsetsPartition, version: int) -> dict[str, object]:
-    values: dict[str, object] = {"partition_index": wanted.partition, "timestamp": wanted.timestamp}
+def _list_offsets_partition(requested: ListOffsetsPartition, version: int) -> dict[str, object]:
+    values: dict[str, object] = {"partition_index": requested.partition, "timestamp": requested.timestamp}
     if version >= 4:
-        values["current_leader_epoch"] = wanted.current_leader_epoch
+        values["current_leader_epoch"] = requested.current_leader_epoch
     return values
 
 

@@ -119,7 +119,7 @@ def correlation_id_of(payload: bytes | bytearray | memoryview) -> int:
 def parse_response(request_type: MessageType, payload: bytes | bytearray | memoryview) -> tuple[int, Message]:
     """Return the correlation id and the response to a request of `request_type`, from a frame without its size.
 
-    Every count and length is compared with the bytes at hand before memory is allocated. Tags that kio does not know
+    Every count and length is compared with the remaining bytes before memory is allocated. Tags that kio does not know
     are skipped, as KIP-482 requires. An error code that kio does not know is logged, and is an int in the entity. A
     broker that does not know our version of ApiVersions answers in version 0 (KIP-511), which is read too.
 

@@ -2,9 +2,9 @@
 
 kio's reader trusts its input. It reserves memory for any count, so that one count can abort the process; it takes a
 null where the schema allows none; it fails on an error code or a tag that it does not know. So functions walk over the
-response first. They are made once per class, from the same dataclasses. They compare counts and lengths with the bytes
-at hand, and nulls with the schema, and note each place that kio could not read as an edit. A run of fields of fixed
-size is one step, because a walk is made for every response.
+response first. They are made once per class, from the same dataclasses. They compare counts and lengths with the
+remaining bytes, and nulls with the schema, and note each place that kio could not read as an edit. A run of fields of
+fixed size is one step, because a walk is made for every response.
 
 Sources: the protocol guide ("Protocol Primitive Types"), KIP-482 (tagged fields).
 """
@@ -229,7 +229,7 @@ def _fixed(size: int, codes: tuple[int, ...]) -> Step:
         for code_at in codes:
             (code,) = _INT16.unpack_from(data, at + code_at)
             if code not in _KNOWN_CODES or code == -1:
-                note = "" if code == -1 else f"unknown error code {code}, taken for UNKNOWN_SERVER_ERROR"
+                note = "" if code == -1 else f"unknown error code {code}, read as UNKNOWN_SERVER_ERROR"
                 edits.append(Edit(at + code_at, at + code_at + 2, _UNKNOWN_SERVER_ERROR, note, code))
         return end
 

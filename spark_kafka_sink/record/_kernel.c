@@ -293,7 +293,7 @@ static int view_of(PyObject *object, Py_buffer *view, int flags)
     return PyObject_GetBuffer(object, view, flags);
 }
 
-static int wants(const Py_buffer *view, int64_t bytes, const char *name)
+static int has_size(const Py_buffer *view, int64_t bytes, const char *name)
 {
     if (view->buf != NULL && view->len < bytes) {
         PyErr_Format(PyExc_ValueError, "%s has %zd bytes, less than %lld", name, view->len, (long long)bytes);
@@ -304,7 +304,7 @@ static int wants(const Py_buffer *view, int64_t bytes, const char *name)
 
 static int column_of(Py_buffer views[3], int64_t valid_from, int64_t rows, column *made, const char *name)
 {
-    if (!wants(&views[0], 4 * (rows + 1), name) || !wants(&views[2], (valid_from + rows + 7) / 8, name))
+    if (!has_size(&views[0], 4 * (rows + 1), name) || !has_size(&views[2], (valid_from + rows + 7) / 8, name))
         return 0;
     made->offsets = views[0].buf;
     made->data = views[1].buf;
@@ -359,8 +359,8 @@ static PyObject *encode(PyObject *module, PyObject *arguments)
         PyErr_SetString(PyExc_ValueError, "runs go past the last row");
         goto release;
     }
-    if (!wants(&views[ORDER], 8 * places, "order") || !wants(&views[TIMES], 8 * places, "times")
-        || !wants(&views[COUNTS], 8 * rows, "counts")
+    if (!has_size(&views[ORDER], 8 * places, "order") || !has_size(&views[TIMES], 8 * places, "times")
+        || !has_size(&views[COUNTS], 8 * rows, "counts")
         || !column_of(&views[COLUMNS], key_from, rows, &of.key, "key")
         || !column_of(&views[COLUMNS + 3], value_from, rows, &of.value, "value")
         || !column_of(&views[COLUMNS + 6], 0, rows, &of.headers, "headers"))
@@ -403,7 +403,7 @@ static PyObject *hash(PyObject *module, PyObject *arguments)
             goto release;
     int64_t rows = views[2].len / 4, row = 0;
     column keys = {.offsets = views[0].buf, .data = views[1].buf, .data_size = views[1].len};
-    if (!wants(&views[0], 4 * (rows + 1), "key"))
+    if (!has_size(&views[0], 4 * (rows + 1), "key"))
         goto release;
     Py_BEGIN_ALLOW_THREADS
     for (uint8_t *hashed = views[2].buf; row < rows; row++) {

@@ -2,7 +2,7 @@
 broker.
 
 Holds no state; any thread. Shares only the layout of the header with the encoder. Every length and count is compared
-with the bytes at hand before memory is allocated.
+with the remaining bytes before memory is allocated.
 """
 
 from __future__ import annotations

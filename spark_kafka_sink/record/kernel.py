@@ -14,8 +14,9 @@ is full with `most_rows` rows, or with `most_bytes` of keys, values and headers.
 
     taker.take(iterator, rows, bytes)
 
-takes rows until it has taken so many, or is full, and then returns (). It returns None at the end of the iterator, and
-`(row,)` for a row that it does not take. Raises the iterator's errors; rows before the error stay in the lists.
+takes rows up to these numbers of rows and bytes, or until it is full, and then returns (). It returns None at the end
+of the iterator, and `(row,)` for a row that it does not take. Raises the iterator's errors; rows before the error stay
+in the lists.
 
     taker.add(row)
 

@@ -65,14 +65,15 @@ question for sizes.
 _OF_SPARK: Final = PaddedRows(_UNKNOWN, 10_000)
 """With Spark's own limit, if no limit can be set for one query."""
 _MOST_OF_A_ROW: Final = 4_096
-"""The most bytes for one row of padding, so that batches of small rows after large ones still have a thousand rows. A
-row of padding for so many bytes costs no measurable time.
+"""The most bytes for one row of padding, so that batches of small rows after large ones still have a thousand rows. At
+this size, padding costs no measurable time.
 """
 _ROOM: Final = 1.25
 _ROOM_OF_EACH: Final = 28
 """Rows up to 1.25 times the mean of the last write plus 28 bytes have no padding, so that few rows have some."""
 _WORTH_A_PLAN: Final = 100_000
-"""From so many records on rows are counted: the larger plan takes the driver 20 ms, and saves 0.15 us a record."""
+"""From this number of records on rows are counted: the larger plan takes the driver 20 ms, and saves 0.15 us a record.
+"""
 
 
 class LastWrite(NamedTuple):
@@ -94,16 +95,16 @@ class LastWrites:
             self._by_topic[topic] = LastWrite(records, size)
 
     def of(self, topic: str | None) -> LastWrite | None:
-        """The last write to the topic; None if there was none."""
+        """Return the last write to the topic; None if there was none."""
         return self._by_topic.get(topic)
 
 
 def padded_rows(last: LastWrite | None) -> PaddedRows | None:
-    """The limit for a write that is like the last one; None if the last one was too small for it."""
+    """Return the limit for a write that is like the last one; None if the last one was too small for it."""
     if last is not None and last.records < _WORTH_A_PLAN:
         return None
-    wanted = _UNKNOWN if last is None else math.ceil((last.bytes / last.records + _ROOM_OF_EACH) * _ROOM)
-    row_bytes = min(max(wanted, math.ceil(_MOST_BYTES / _MOST_ROWS)), _MOST_OF_A_ROW)
+    expected_bytes = _UNKNOWN if last is None else math.ceil((last.bytes / last.records + _ROOM_OF_EACH) * _ROOM)
+    row_bytes = min(max(expected_bytes, math.ceil(_MOST_BYTES / _MOST_ROWS)), _MOST_OF_A_ROW)
     return PaddedRows(row_bytes, _MOST_BYTES // row_bytes)
 
 
@@ -135,8 +136,8 @@ def batch_limits(df: DataFrame, last: LastWrite | None = None) -> Iterator[DataF
 
 
 def _may_run_python(df: DataFrame, context: SparkContext) -> bool:
-    """Whether `df` may be made by Python functions. True also for a table function (any generator) and for an RDD that
-    is not a micro-batch, of which it is not known.
+    """Return whether `df` may be made by Python functions. True also for a table function (any generator) and for an
+    RDD that is not a micro-batch, of which it is not known.
     """
     plans = [df._jdf.queryExecution().analyzed()]
     leaves = plans[0].collectLeaves()
@@ -147,13 +148,13 @@ def _may_run_python(df: DataFrame, context: SparkContext) -> bool:
         plans.append(of_stream)
     assert context._jvm is not None
     pattern = context._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-    wanted = (pattern.PYTHON_UDF(), pattern.GENERATE())
-    return any(plan.containsPattern(each) for plan in plans for each in wanted)
+    patterns = (pattern.PYTHON_UDF(), pattern.GENERATE())
+    return any(plan.containsPattern(each) for plan in plans for each in patterns)
 
 
 def _plan_of_stream(df: DataFrame, context: SparkContext) -> Any | None:
-    """The plan of the streaming query that this thread belongs to, as in `foreachBatch`; None if none exists. The
-    DataFrame of a micro-batch shows only an RDD.
+    """Return the plan of the streaming query that this thread belongs to, as in `foreachBatch`; None if none exists.
+    The DataFrame of a micro-batch shows only an RDD.
     """
     query = running_query(df, context)
     return None if query is None else query.logicalPlan()
@@ -196,7 +197,7 @@ def padded(df: DataFrame, rows: PaddedRows) -> DataFrame:
 
 
 def without_padding(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The records of a batch, in their order; text and bytes are not copied. Only in the task's thread."""
+    """Return the records of a batch, in their order; text and bytes are not copied. Only in the task's thread."""
     place = batch.schema.get_field_index(IS_RECORD)
     if place < 0:
         return batch

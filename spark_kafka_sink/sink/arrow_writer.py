@@ -42,7 +42,9 @@ def write_all(delivery: TaskDelivery, batches: Iterable[pa.RecordBatch]) -> None
 
 
 def _is_spread(delivery: TaskDelivery) -> bool:
-    """Whether batches go to many partitions, so that larger ones are worth a copy. Looks at the last batch's topics."""
+    """Return whether batches go to many partitions, so that larger ones are worth a copy. Looks at the last batch's
+    topics.
+    """
     return sum(map(delivery.partition_count, delivery.topics[:MANY_PARTITIONS])) >= MANY_PARTITIONS
 
 

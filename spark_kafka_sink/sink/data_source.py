@@ -188,7 +188,7 @@ class _ArrowWriter(ABC):
 
     @abstractmethod
     def _task(self, batch_start: BatchStart) -> TaskIdentity:
-        """The identity of the running task."""
+        """Return the identity of the running task."""
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Commit an exactly-once batch. Raises KafkaError if it could not be committed."""
@@ -306,8 +306,8 @@ class KafkaStreamWriter(_ArrowWriter, DataSourceStreamArrowWriter):
 
 
 def report_of(messages: Sequence[WriterCommitMessage | None]) -> WriteReport:
-    """The summary of a batch from the messages of its tasks, None for tasks that did not finish. Its duration is from
-    the first task's start to the last acknowledgement, by the times of day of their machines.
+    """Return the summary of a batch from the messages of its tasks, None for tasks that did not finish. Its duration is
+    from the first task's start to the last acknowledgement, by the times of day of their machines.
     """
     written = [message for message in messages if isinstance(message, TaskWritten)]
     rows = (row for message in written for row in report_rows(message.columns))

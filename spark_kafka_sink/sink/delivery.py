@@ -87,7 +87,7 @@ class TaskDelivery:
         self.topics = send_to_each(rows, self.send, self._look_up)
 
     def partition_count(self, topic: str) -> int:
-        """The number of partitions of `topic`, to which rows were sent; 0 if none were sent. Raises KafkaError."""
+        """Return the number of partitions of `topic`; 0 if no rows were sent to it. Raises KafkaError."""
         return 0 if self._producer is None else len(self._producer.partitions_for(topic))
 
     def finish(self) -> None:
@@ -153,7 +153,7 @@ _REPORT_SCHEMA: Final = pa.schema(
 def task_report(
     delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int, outcome: str | None = None
 ) -> pa.RecordBatch:
-    """A task's report as Arrow, of `REPORT_DDL`; of `EXACTLY_ONCE_DDL` if there is an `outcome`."""
+    """Return a task's report as Arrow, of `REPORT_DDL`; of `EXACTLY_ONCE_DDL` if there is an `outcome`."""
     columns = report_columns(delivered, batches, retries)
     arrays = [_array(column, field) for column, field in zip(columns, _REPORT_SCHEMA, strict=True)]
     if outcome is None:
@@ -165,8 +165,8 @@ def task_report(
 def report_columns(
     delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int
 ) -> tuple[tuple[Any, ...], ...]:
-    """A task's report, the columns of `REPORT_DDL`: a row for each topic-partition, and one without a topic for the
-    task's own counts.
+    """Return a task's report, the columns of `REPORT_DDL`: a row for each topic-partition, and one without a topic for
+    the task's own counts.
     """
     rows: list[tuple[Any, ...]] = [
         (place.topic, place.partition, part.records, part.size, part.last_offset, 0, 0)
@@ -177,7 +177,7 @@ def report_columns(
 
 
 def report_rows(columns: Iterable[Iterable[Any]]) -> Iterator[Mapping[str, Any]]:
-    """The rows of `report_columns`, for `WriteReport.of`."""
+    """Return the rows of `report_columns`, for `WriteReport.of`."""
     names = _REPORT_SCHEMA.names
     return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
 

@@ -172,7 +172,7 @@ class KafkaSink:
         return WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
 
     def _chosen(self, df: DataFrame) -> DataFrame:
-        """The columns of `df` that the tasks need. Raises SchemaError."""
+        """Return the columns of `df` that the tasks need. Raises SchemaError."""
         schema, topic = df.schema, self._config.topic
         if not needs_projection(schema, topic):  # to plan one takes the driver 5 to 15 ms
             return df
@@ -191,7 +191,7 @@ class KafkaSink:
         return PartitionWriter(self._config, process_pool())
 
     def __getstate__(self) -> Any:
-        """All attributes, also of a subclass, except the writer: a copy in a task opens its own."""
+        """Return all attributes, also of a subclass, except the writer: a copy in a task opens its own."""
         state: Any = super().__getstate__()
         own, *slots = state if isinstance(state, tuple) else (state,)
         own = {**own, "_writer": None}

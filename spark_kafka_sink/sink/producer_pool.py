@@ -2,8 +2,8 @@
 
 A PySpark worker is forked from a daemon and ends without `atexit`. So a producer is made after the fork, may never be
 closed, and is never used by a child of the process that made it: each process id has its own pool. A producer that
-failed for good is not used again. A producer that was not used for ten minutes is closed, when a task takes or returns
-one.
+failed permanently is not used again. A producer that was not used for ten minutes is closed, when a task takes or
+returns one.
 
 Any thread may call. Producers are made under the lock, and closed after it is released.
 """
@@ -97,7 +97,7 @@ class ProducerPool:
         """By the producer's id; also failed ones that tasks still use."""
 
     def acquire(self, config: ProducerConfig) -> Producer:
-        """The producer of `config`. A new one is made if none exists. Raises the errors of its constructor."""
+        """Return the producer of `config`. A new one is made if none exists. Raises the errors of its constructor."""
         key = config.canonical()
         retired: list[Producer] = []
         try:
@@ -114,8 +114,8 @@ class ProducerPool:
         return entry.producer
 
     def borrow(self, config: ProducerConfig) -> Producer:
-        """A producer of `config` for this task only, until it is released or discarded: a transaction belongs to one
-        task. Raises the errors of its constructor.
+        """Return a producer of `config` for this task only, until it is released or discarded: a transaction belongs to
+        one task. Raises the errors of its constructor.
         """
         key = ("borrowed", config.canonical())
         retired: list[Producer] = []
@@ -182,7 +182,7 @@ _POOLS: Final[dict[int, ProducerPool]] = {}
 
 
 def process_pool() -> ProducerPool:
-    """The pool of this process."""
+    """Return the pool of this process."""
     pid = os.getpid()
     pool = _POOLS.get(pid)
     if pool is None:

@@ -118,7 +118,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
 
 
 def start_server(host: str, port: int, registry: CollectorRegistry) -> MetricsServer:
-    """Serve `registry` in a thread of its own. Raises OSError if the port is not free."""
+    """Serve `registry` in its own thread. Raises OSError if the port is not free."""
 
     class Server(MetricsServer):
         address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

@@ -4,7 +4,7 @@ Blocks are bounded by rows and by bytes, so that neither a million small rows no
 beyond the producer's own bound. The row interfaces have no schema: the values of each row count by the names of that
 row, and Python types are checked for every row. The rules and the words are those of Spark's own Kafka sink
 (KafkaWriter.scala of 4.x), with one more column, `timestamp`. A `RowTaker`, in C, takes most rows. The code in Python
-can take every row; it takes all rows where the kernel was not compiled.
+can take every row; it takes all rows if the kernel was not compiled.
 
 Used by the task's thread only.
 """
@@ -151,8 +151,8 @@ class RowLayout:
 
     @classmethod
     def of(cls, names: Sequence[Any], topic_option: str | None, number: int = 0) -> RowLayout:
-        """The layout of row `number`, whose columns have these names. The option `topic` wins over the column, which
-        then counts as absent. Of columns with the same name the first one counts.
+        """Return the layout of row `number`, whose columns have these names. The option `topic` wins over the column,
+        which then counts as absent. Of columns with the same name the first one counts.
 
         Raises SchemaError: no `value`, or no topic at all.
         """
@@ -178,7 +178,7 @@ class RowLayouts:
         self._known: dict[tuple[Any, ...], RowLayout] = {}
 
     def runs_of(self, rows: Sequence[Taken], first: int) -> Iterator[tuple[RowLayout, Sequence[Sequence[Any]]]]:
-        """The cells of `rows`, in runs of equal column names; `first` is the number of the first row. Raises
+        """Yield the cells of `rows`, in runs of equal column names; `first` is the number of the first row. Raises
         SchemaError for a row that has no `value`, or no topic.
         """
         names, cells = zip(*rows, strict=True)
@@ -278,7 +278,7 @@ class RowBlock:
         return size
 
     def _column(self, name: str, num_rows: int) -> Column:
-        """The column `name`, filled up to `num_rows` rows if the last rows had no such column."""
+        """Return the column `name`, filled up to `num_rows` rows if the last rows had no such column."""
         column = self._columns.setdefault(name, [])
         if len(column) < num_rows:
             column += [0 if name == HEADERS else None] * (num_rows - len(column))
@@ -293,7 +293,7 @@ class RowBlock:
         return sum(_HEADER_BYTES + len(key) + len(value or b"") for key, value in pairs)
 
     def _fields(self, layout: RowLayout, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-        """The columns of `rows`. Raises SchemaError for a row with more or fewer values than names."""
+        """Return the columns of `rows`. Raises SchemaError for a row with more or fewer values than names."""
         try:
             fields = list(zip(*rows, strict=True))
         except ValueError:
@@ -308,8 +308,8 @@ class RowBlock:
         )
 
     def by_topic(self) -> Iterator[tuple[str, RecordColumns]]:
-        """The rows of each topic, in their order. Raises SchemaError on a null topic, SerializationError on a value
-        that cannot be written.
+        """Yield the rows of each topic, in their order. Raises SchemaError on a null topic, SerializationError on a
+        value that cannot be written.
         """
         columns = {name: self._column(name, self.num_rows) for name in self._columns}
         numbers = range(self._first, self._first + self.num_rows)

@@ -42,14 +42,14 @@ _WAYS_OUT: Final = (
 
 
 def has_own_threads() -> bool:
-    """Whether each Python thread has a JVM thread of its own, with its local properties. False with
+    """Return whether each Python thread has its own JVM thread, with its local properties. False with
     PYSPARK_PIN_THREAD=false: then calls from foreachBatch may run in any JVM thread.
     """
     return os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "true"
 
 
 def context_of_thread(session: object) -> SparkContext | None:
-    """The context, if its local properties are those of the calling thread: None in Spark Connect, and if Python
+    """Return the context, if its local properties are those of the calling thread: None in Spark Connect, and if Python
     threads share those of the JVM.
     """
     from pyspark.sql import SparkSession as ClassicSession
@@ -58,7 +58,7 @@ def context_of_thread(session: object) -> SparkContext | None:
 
 
 def query_id_of(context: SparkContext) -> str | None:
-    """The id of the streaming query that this thread belongs to, as in `foreachBatch`; None if none exists."""
+    """Return the id of the streaming query that this thread belongs to, as in `foreachBatch`; None if none exists."""
     return context.getLocalProperty(QUERY_ID)
 
 
@@ -82,7 +82,7 @@ def refuse_in_query(session: object, *, is_outside_queries: bool) -> None:
     context = context_of_thread(session)
     if _is_connect_worker() or (context is not None and query_id_of(context)):
         raise ConfigError(f"delivery.guarantee=exactly-once: write was called inside foreachBatch. {_WAYS_OUT}")
-    # Spark calls foreachBatch in threads of its own, never in the main one.
+    # Spark calls foreachBatch in its own threads, never in the main one.
     if is_outside_queries or threading.current_thread() is threading.main_thread():
         return
     if isinstance(session, ClassicSession) and not _active_queries(session).isEmpty():
@@ -124,7 +124,9 @@ def refuse_beside_queries(has_query: bool | None) -> None:
 
 
 def has_query_thread(proc: Path = Path("/proc")) -> bool | None:
-    """Whether the driver's JVM, a parent of this process, runs a streaming query. None if the system does not say."""
+    """Return whether the driver's JVM, a parent of this process, runs a streaming query. None if the system does not
+    say.
+    """
     pid = os.getppid()
     with suppress(OSError, ValueError, IndexError):
         for _ in range(_MOST_PARENTS):
@@ -136,7 +138,7 @@ def has_query_thread(proc: Path = Path("/proc")) -> bool | None:
 
 
 def _thread_names(tasks: Path) -> list[str]:
-    """The names of a process's threads, without those that end meanwhile."""
+    """Return the names of a process's threads, without those that end meanwhile."""
     names = []
     for task in tasks.iterdir():
         try:
@@ -147,7 +149,7 @@ def _thread_names(tasks: Path) -> list[str]:
 
 
 def _is_connect_worker() -> bool:
-    """Whether this is the process in which Spark Connect calls foreachBatch, started as a module or by a daemon."""
+    """Return whether Spark Connect calls foreachBatch in this process, started as a module or by a daemon."""
     own = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _CONNECT_WORKER in sys.modules or (own is not None and own.name == _CONNECT_WORKER)
 

@@ -46,7 +46,7 @@ NO_TOPIC: Final = (
 )
 NO_VALUE: Final = "Required attribute 'value' not found"
 CAST_TIMESTAMP: Final = (
-    ": CAST(timestamp AS TIMESTAMP) gives it the time of the record. Rename or drop the column where it is no such time"
+    ": CAST(timestamp AS TIMESTAMP) gives it the time of the record. Rename or drop the column if it is no such time"
 )
 ALLOW_EARLY: Final = f" If the date is right, set {EARLY_OPTION}=true."
 
@@ -74,7 +74,7 @@ _RULES: Final[Mapping[str, Callable[[DataType], bool]]] = {
 
 
 def by_position(schema: StructType) -> list[str]:
-    """A unique name for each column. `projection` uses these names."""
+    """Return a unique name for each column. `projection` uses these names."""
     return [f"c{position}" for position in range(len(schema.fields))]
 
 
@@ -87,15 +87,15 @@ def projection(schema: StructType, topic_option: str | None) -> list[str]:
 
 
 def needs_projection(schema: StructType, topic_option: str | None) -> bool:
-    """Whether `projection` would change more than the order of columns. Raises as `check_columns`."""
+    """Return whether `projection` would change more than the order of columns. Raises as `check_columns`."""
     columns = check_columns(schema, topic_option)
     # `columns` has only one of two columns with the same name
     return len(columns) != len(schema.names) or isinstance(columns.get(TIMESTAMP), TimestampNTZType)
 
 
 def check_columns(schema: StructType, topic_option: str | None) -> dict[str, DataType]:
-    """The columns that are written and their types, in the order of the rules; `topic` only if the option is not set.
-    Names are case-sensitive; of columns with the same name the first one counts.
+    """Return the columns that are written and their types, in the order of the rules; `topic` only if the option is not
+    set. Names are case-sensitive; of columns with the same name the first one counts.
 
     Raises SchemaError: no topic, no `value`, or a column of a wrong type.
     """
@@ -127,6 +127,6 @@ def _expression(name: str, position: int, data_type: DataType) -> str:
 
 
 def wrong_type(column: str, found: str) -> SchemaError:
-    """The error for a column of the type `found`, in Spark's words."""
+    """Return the error for a column of the type `found`, in Spark's words."""
     advice = CAST_TIMESTAMP if column == TIMESTAMP else ""
     return SchemaError(f"{column} attribute unsupported type {found}. {column} must be a(n) {_ALLOWED[column]}{advice}")

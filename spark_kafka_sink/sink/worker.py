@@ -48,7 +48,7 @@ def acknowledge_now() -> int:
 
 
 def _sockets() -> Iterator[int]:
-    """Nothing where the system does not show them, as without /proc."""
+    """Yield this process's sockets; none if the system does not show them, as without /proc."""
     try:
         names = os.listdir(_DESCRIPTORS)
     except OSError:
@@ -65,7 +65,7 @@ def _sockets() -> Iterator[int]:
 
 
 class LoadedModules:
-    """Keeps the garbage collector from walking imported modules, which stay for good.
+    """Keeps the garbage collector from walking imported modules, which stay permanently.
 
     PySpark makes two tracked objects of every row, and a block of rows makes some for each partition, so the collector
     runs all the time. To walk all modules each time would cost more than everything else done for a row. A data
@@ -77,8 +77,8 @@ class LoadedModules:
         self._frozen = 0
 
     def freeze(self, modules: int) -> None:
-        """Freeze what is alive at the begin of a task, with so many modules loaded. Frozen objects are never collected,
-        so this is done only when there are many new modules, a few times in a process's life.
+        """Freeze all objects at the begin of a task; `modules` are loaded. Frozen objects are never collected, so this
+        is done only if there are many new modules, a few times in a process's life.
         """
         if modules - self._frozen >= MANY_MODULES:
             gc.collect()  # garbage that was frozen would stay

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from support.fault_stage import FaultStage, Timeline
 from support.lateness import Stopwatch
 from support.leftovers import Leftovers
 from support.scripted_stage import scripted
+from support.threaded_producer import producer_threads
 
 from spark_kafka_sink.local import Admin
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
@@ -166,8 +166,7 @@ def start_producer(timeline: Timeline) -> Iterator[Callable[..., KafkaProducer]]
         with Stopwatch() as watch:
             producer.close(_CLOSE_S)
         assert watch.own_s < _CLOSE_S + 0.5, f"close(5 s) took {watch.took_s:.3f} s"
-    names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith("kafka-producer-network-thread")], names
+    assert producer_threads() == []
 
 
 @pytest.hookimpl(wrapper=True)

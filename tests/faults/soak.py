@@ -47,7 +47,7 @@ _QUERY_PARTITIONS = 3
 
 
 @dataclass(frozen=True)
-class Deed:
+class SoakFault:
     """A fault of the matrix: its begin, its duration and its weight in the draw. It repairs everything at its end."""
 
     row: int
@@ -80,18 +80,22 @@ def _kill_all(stage: FaultStage, rng: random.Random) -> None:
     stage.kill(*rng.sample(stage.kafka.node_ids, len(stage.kafka.node_ids)))
 
 
-DEEDS = (
-    Deed(1, "kill -9 a node", 8, (0, 4), lambda stage, rng: stage.kill(_node(stage, rng))),
-    Deed(2, "suspend a node", 4, (1, 6), lambda stage, rng: stage.suspend(_node(stage, rng))),
-    Deed(3, "kill -9 the active controller", 3, (0, 4), lambda stage, _: stage.kill(active_controller(stage.direct))),
-    Deed(4, "restart a node", 2, (0, 0), lambda stage, rng: stage.restart(_node(stage, rng))),
-    Deed(5, "kill -9 every node", 1, (0, 3), _kill_all),
-    Deed(6, "refuse connections to a node", 3, (1, 4), lambda stage, rng: stage.proxies[_node(stage, rng)].refuse()),
-    Deed(6, "black hole", 3, (1, 4), lambda stage, rng: stage.proxies[_node(stage, rng)].black_hole()),
-    Deed(7, "slow and narrow", 1, (2, 5), _slow),
-    Deed(7, "reset in mid-request", 5, (1, 2), _reset_in_mid_request),
-    Deed(8, "half-open connections", 4, (1, 3), lambda stage, rng: stage.proxies[_node(stage, rng)].half_open()),
-    Deed(11, "end in mid-response", 5, (1, 2), _end_in_mid_response),
+SOAK_FAULTS = (
+    SoakFault(1, "kill -9 a node", 8, (0, 4), lambda stage, rng: stage.kill(_node(stage, rng))),
+    SoakFault(2, "suspend a node", 4, (1, 6), lambda stage, rng: stage.suspend(_node(stage, rng))),
+    SoakFault(
+        3, "kill -9 the active controller", 3, (0, 4), lambda stage, _: stage.kill(active_controller(stage.direct))
+    ),
+    SoakFault(4, "restart a node", 2, (0, 0), lambda stage, rng: stage.restart(_node(stage, rng))),
+    SoakFault(5, "kill -9 every node", 1, (0, 3), _kill_all),
+    SoakFault(
+        6, "refuse connections to a node", 3, (1, 4), lambda stage, rng: stage.proxies[_node(stage, rng)].refuse()
+    ),
+    SoakFault(6, "black hole", 3, (1, 4), lambda stage, rng: stage.proxies[_node(stage, rng)].black_hole()),
+    SoakFault(7, "slow and narrow", 1, (2, 5), _slow),
+    SoakFault(7, "reset in mid-request", 5, (1, 2), _reset_in_mid_request),
+    SoakFault(8, "half-open connections", 4, (1, 3), lambda stage, rng: stage.proxies[_node(stage, rng)].half_open()),
+    SoakFault(11, "end in mid-response", 5, (1, 2), _end_in_mid_response),
 )
 
 
@@ -153,13 +157,13 @@ class KilledQuery:
 
 
 class Soak:
-    """One run. `done` is a list of (deed, from, to) in seconds after the start."""
+    """One run. `done` is a list of (fault, from, to) in seconds after the start."""
 
     def __init__(self, stage: FaultStage, rng: random.Random, folder: Path) -> None:
         self.stage, self.rng = stage, rng
         self.query = KilledQuery(stage, folder, rng.randrange(1_000))
         self.began = time.monotonic()
-        self.done: list[tuple[Deed, float, float]] = []
+        self.done: list[tuple[SoakFault, float, float]] = []
         self.workloads: list[Workload] = []
         self.transacting: list[TransactionalWorkload] = []
         self._producers: list[KafkaProducer] = []
@@ -206,13 +210,13 @@ class Soak:
 
     def step(self) -> None:
         """Run one fault to its end, and wait until everything works again."""
-        (deed,) = self.rng.choices(DEEDS, weights=[deed.weight for deed in DEEDS])
-        self.stage.note(f"row {deed.row}: {deed.name}")
+        (fault,) = self.rng.choices(SOAK_FAULTS, weights=[fault.weight for fault in SOAK_FAULTS])
+        self.stage.note(f"row {fault.row}: {fault.name}")
         began = self.elapsed_s
-        deed.begin(self.stage, self.rng)
-        time.sleep(self.rng.uniform(*deed.seconds))
+        fault.begin(self.stage, self.rng)
+        time.sleep(self.rng.uniform(*fault.seconds))
         self.stage.heal()
-        self.done.append((deed, began, self.elapsed_s))
+        self.done.append((fault, began, self.elapsed_s))
         for work in self.workloads:
             work.await_acknowledged(20, within_s=90)
         for transacting in self.transacting:
@@ -246,14 +250,14 @@ def draw(soak: Soak, target: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(14, 4.5), layout="constrained")
-    colors = {deed.name: mpl.colormaps["tab20"](number) for number, deed in enumerate(DEEDS)}
-    for deed, begin, end in soak.done:
-        axes.axvspan(begin, max(end, begin + 0.3), color=colors[deed.name], alpha=0.25, lw=0)
+    colors = {fault.name: mpl.colormaps["tab20"](number) for number, fault in enumerate(SOAK_FAULTS)}
+    for fault, begin, end in soak.done:
+        axes.axvspan(begin, max(end, begin + 0.3), color=colors[fault.name], alpha=0.25, lw=0)
     for label, works in (("idempotent", soak.workloads), ("transactional", soak.transacting)):
         seconds = Counter(int(at - soak.began) for work in works for at in work.ledger.acknowledged_at)
         axes.plot(range(int(soak.elapsed_s)), [seconds[at] for at in range(int(soak.elapsed_s))], lw=1, label=label)
-    drawn = {deed.name for deed, _, _ in soak.done}
-    for name in (deed.name for deed in DEEDS if deed.name in drawn):
+    drawn = {fault.name for fault, _, _ in soak.done}
+    for name in (fault.name for fault in SOAK_FAULTS if fault.name in drawn):
         axes.fill_between([], [], color=colors[name], alpha=0.25, label=name)
     axes.set(xlabel="seconds", ylabel="records acknowledged in a second", title="Soak: faults and what got through")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
@@ -266,10 +270,10 @@ def report(soak: Soak, anomalies: list[Anomaly]) -> Table:
         table.add_column(column)
     table.add_column("times", str(len(soak.done)), justify="right")
     table.add_column("seconds at most", justify="right")
-    for deed in DEEDS:
-        times = [end - begin for each, begin, end in soak.done if each is deed]
+    for fault in SOAK_FAULTS:
+        times = [end - begin for each, begin, end in soak.done if each is fault]
         if times:
-            table.add_row(str(deed.row), deed.name, str(len(times)), f"{max(times):.1f}")
+            table.add_row(str(fault.row), fault.name, str(len(times)), f"{max(times):.1f}")
     works = (*soak.workloads, *soak.transacting)
     table.add_section()
     table.add_row("", "records sent", f"{soak.sent:,}", "")

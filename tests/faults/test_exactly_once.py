@@ -43,7 +43,8 @@ import json, random, sys, threading
 from dataclasses import replace
 from pathlib import Path
 from support import killed_query
-from support.killed_query import DyingCluster, KEYS, Query
+from functools import partial
+from support.killed_query import DyingCluster, KEYS, Query, put_before_next_cluster
 from spark_kafka_sink.common.errors import KafkaTimeoutError
 from spark_kafka_sink.sink.exactly_once.session import StreamBatch, session
 from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
@@ -78,7 +79,7 @@ class Staged(Query):
 
     def _attempt(self, config, batch_start, batch_id, index, number, rows):
         task = TaskIdentity(batch_id, "query", index, number)
-        # a client is for one thread; attempts are threads here and processes in Spark, so each has a client of its own
+        # a client is for one thread; attempts are threads here and processes in Spark, so each has its own client
         own = replace(config, producer=replace(config.producer, client_id=f"attempt-{number}"))
         transaction = killed_query.ExactlyOnceTask(
             batch_start, task, lambda id_: killed_query.describe_in_process(own, id_)
@@ -103,15 +104,12 @@ class FailingCluster(DyingCluster):
         return call()
 
 
-def touch(own):
-    kind = {"dies": DyingCluster, "fails": FailingCluster}.get(given["how"])
-    if kind is not None:
-        own._driver._cluster = kind(own._driver._cluster, given["at"], given["is_after"])
-
-
+kind = {"dies": DyingCluster, "fails": FailingCluster}.get(given["how"])
+if kind is not None:
+    put_before_next_cluster(partial(kind, number=given["at"], is_after=given["is_after"]))
 query = Staged(given["servers"], given["topic"], Path(given["checkpoint"]), timeout_ms=given["timeout_ms"])
 try:
-    query.run(given["last"], given["seed"], touch)
+    query.run(given["last"], given["seed"])
 except KafkaTimeoutError as error:
     if given["how"] != "fails":
         raise
@@ -217,10 +215,10 @@ def test_row_38_driver_killed_repeatedly(one_node: FaultStage, tmp_path: Path, s
     ended = subprocess.run(command + options, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 0, ended.stderr[-2_000:]
     one_node.note(ended.stdout.strip())
-    told = json.loads(ended.stdout)
-    assert set(told["ends"]) <= {"killed", "killed itself"}, ended.stderr[-2_000:]
-    assert told["status"] == 0, ended.stderr[-2_000:]
-    staging.check(told["finished"])
+    reported = json.loads(ended.stdout)
+    assert set(reported["ends"]) <= {"killed", "killed itself"}, ended.stderr[-2_000:]
+    assert reported["status"] == 0, ended.stderr[-2_000:]
+    staging.check(reported["finished"])
 
 
 def test_row_40_commit_fails_midway(one_node: FaultStage, tmp_path: Path, seed: int) -> None:
@@ -259,11 +257,11 @@ def test_row_41_outage_longer_than_the_timeout(one_node: FaultStage, tmp_path: P
             staging.check(3)
             repeated += 1
             continue
-        told = again.stderr.strip().splitlines()[-1]
-        one_node.note(told)
+        reported = again.stderr.strip().splitlines()[-1]
+        one_node.note(reported)
         assert decided
-        assert "TransactionLostError" in told
-        assert "atch 1" in told
+        assert "TransactionLostError" in reported
+        assert "atch 1" in reported
         third = staging.run(2)  # it does not continue by itself
         assert third.returncode != 0
         assert "TransactionLostError" in third.stderr
@@ -343,8 +341,8 @@ class SparkRun:
 
     def await_written(self, more: int, driver: subprocess.Popen[bytes]) -> None:
         """Wait until the topic has that many more records, or the query has ended."""
-        wanted, deadline = self.written() + more, time.monotonic() + 90
-        while self.written() < wanted and driver.poll() is None:
+        expected, deadline = self.written() + more, time.monotonic() + 90
+        while self.written() < expected and driver.poll() is None:
             assert time.monotonic() < deadline, (self.folder / "spark.log").read_text()[-2_000:]
             time.sleep(0.1)
 

@@ -14,6 +14,7 @@ from support.fault_stage import FaultStage
 from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_server import ScriptedServer
 from support.tcp_proxy import TcpProxy, Way
+from support.threaded_producer import sender_thread
 from support.workload import Ledger, Workload, assert_kept, draw_settings, finish, history_of
 
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, OutOfOrderSequenceError
@@ -116,8 +117,8 @@ def test_row_08_idle_connections_are_closed(one_node: FaultStage, start_producer
 
 def sender_seconds(producer: KafkaProducer) -> float:
     """The processor time of the Sender's thread."""
-    assert producer._thread is not None
-    (thread,) = (each for each in psutil.Process().threads() if each.id == producer._thread.native_id)
+    native_id = sender_thread(producer).native_id
+    (thread,) = (each for each in psutil.Process().threads() if each.id == native_id)
     return float(thread.user_time + thread.system_time)
 
 
@@ -233,7 +234,7 @@ def test_row_11_slices_and_ends_in_mid_response(one_node: FaultStage, start_prod
 
 @pytest.mark.quick
 def test_row_05_brokers_have_moved(timeline: object, start_producer: StartProducer, seed: int) -> None:
-    """Every broker in the metadata is gone for good; bootstrap.servers leads to the new ones (KIP-899)."""
+    """Every broker in the metadata is gone permanently; bootstrap.servers leads to the new ones (KIP-899)."""
     cluster = ScriptedCluster()
     cluster.create_topic("t")
     with ScriptedServer(cluster) as server, TcpProxy(server.bootstrap_servers[0]) as proxy:

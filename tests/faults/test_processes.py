@@ -91,7 +91,7 @@ order = []
 
 def wait(number):
     producer.send(topic, f"waiter {number}-" + "." * 100_000, partition=0,
-                  on_completion=lambda told, error: order.append([number, str(error) if error else None]))
+                  on_completion=lambda metadata, error: order.append([number, str(error) if error else None]))
 
 threads = []
 for number in range(5):

@@ -55,7 +55,7 @@ def login(user: str, password: str, mechanism: str = "SCRAM-SHA-256") -> dict[st
 
 
 @pytest.fixture(autouse=True)
-def no_secret_told(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
+def no_secret_shown(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
     """Check for row 53, in each of these rows, that no log line of any level and no output holds a secret. Bug:
     caplog's text is empty by then.
     """
@@ -69,8 +69,8 @@ def no_secret_told(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
     finally:
         root.setLevel(level)
         root.removeHandler(own)
-    told = lines.getvalue() + "".join(capsys.readouterr())
-    assert [canary for canary in CANARIES if canary in told] == []
+    reported = lines.getvalue() + "".join(capsys.readouterr())
+    assert [canary for canary in CANARIES if canary in reported] == []
 
 
 def text_of(error: BaseException) -> str:
@@ -155,7 +155,7 @@ class Impostor:
     """A listener that takes connections, sends the given answer, and keeps the bytes that it receives."""
 
     def __init__(self, serve: Callable[[socket.socket, Impostor], None]) -> None:
-        self.heard = bytearray()
+        self.received = bytearray()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.connections = 0
@@ -200,7 +200,7 @@ def tls_with(identity: Identity, folder: Path, highest: ssl.TLSVersion | None = 
     def serve(connection: socket.socket, impostor: Impostor) -> None:
         with context.wrap_socket(connection, server_side=True) as channel:
             while data := channel.recv(4096):
-                impostor.heard += data
+                impostor.received += data
 
     return serve
 
@@ -209,7 +209,7 @@ def in_plain_text(connection: socket.socket, impostor: Impostor) -> None:
     connection.recv(4096)  # the client's hello, which holds nothing of the Kafka protocol
     connection.sendall(b"\x00\x00\x00\x0a\x00\x00\x00\x00\x00\x23\x00\x00\x00\x00")
     while data := connection.recv(4096):
-        impostor.heard += data
+        impostor.received += data
 
 
 @pytest.mark.parametrize("what", ["wrong host", "expired", "untrusted", "TLS 1.1", "plain text"])
@@ -235,7 +235,7 @@ def test_row_49_untrusted_peers(
         took = time.monotonic() - began
         timeline.note(f"{what}: after {took:.2f} s and {impostor.connections} connections: {caught.value}")
         producer.close(0)
-    assert bytes(impostor.heard) == b""
+    assert bytes(impostor.received) == b""
     assert took < 5.5
     assert isinstance(caught.value, AuthenticationError), type(caught.value)
     assert re.search(r"127\.0\.0\.1|certificate|TLS|ssl", str(caught.value))

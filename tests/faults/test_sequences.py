@@ -1,4 +1,4 @@
-"""Rows 19, 23, 27 to 30 and the scripted halves of 21, 32 and 34: a broker refuses records, and the producer keeps the
+"""Rows 19, 23, 27, 29, 30 and the scripted halves of 32 and 34: a broker refuses records, and the producer keeps the
 state of its sequences, over real sockets.
 """
 
@@ -11,12 +11,10 @@ from kio.schema.errors import ErrorCode
 from support.history import Outcome
 from support.lateness import Stopwatch
 from support.scripted_broker import faults
-from support.scripted_broker.exchange import Answer
-from support.scripted_stage import Scripted, Start, outcome_by
+from support.scripted_stage import Scripted, Start
 
 from spark_kafka_sink.common.errors import (
     CorruptMessageError,
-    DuplicateSequenceError,
     KafkaError,
     KafkaTimeoutError,
     NotEnoughReplicasError,
@@ -50,28 +48,6 @@ def test_row_19_topic_vanishes_and_returns(scripted: Start, seed: int) -> None:
         producer.flush(20)
         assert all(record.outcome is Outcome.YES for record in waiting)
     assert stage.cluster.log("t", 0).duplicates == 0
-    stage.check()
-
-
-def refused_late(error_code: int, delay_ms: int) -> faults.Hook:
-    refuse = faults.fail_with(error_code)
-    return lambda *what: Answer(refuse(*what).values, delay_ms=delay_ms)
-
-
-def test_row_21_too_large_after_delivery_timeout(scripted: Start, seed: int) -> None:
-    """The broker finds a batch too large when its delivery timeout is over: the producer does not split it."""
-    stage = scripted()
-    producer = stage.producer(**{"linger.ms": 50, "request.timeout.ms": 900, "delivery.timeout.ms": 1_000})
-    stage.deliver(producer)
-    asked = stage.requests(ApiKey.PRODUCE)
-    stage.on(ApiKey.PRODUCE, refused_late(ErrorCode.not_enough_replicas, 300))
-    # The second request is answered after the batch has expired.
-    stage.on(ApiKey.PRODUCE, refused_late(ErrorCode.message_too_large, 800))
-    records = stage.send(producer, 5)
-    outcome_by(1.1, producer, records)
-    assert {type(error) for error in stage.ledger.errors} == {KafkaTimeoutError}
-    time.sleep(0.4)
-    assert stage.requests(ApiKey.PRODUCE) - asked == 2
     stage.check()
 
 
@@ -120,14 +96,6 @@ def test_row_27_and_29_abort_a_transaction(scripted: Start, seed: int, error_cod
         assert [record.value for record in stage.cluster.log("t", 0).committed_records()] == [b"kept"]
 
 
-def test_row_28_duplicate_sequence(scripted: Start, seed: int) -> None:
-    stage = scripted()
-    producer = stage.producer()
-    stage.deliver(producer)
-    stage.on(ApiKey.PRODUCE, faults.fail_with(DuplicateSequenceError))
-    assert producer.send("t", b"v", partition=0).result(5).offset == -1
-
-
 def test_row_29_producer_id_forgotten(scripted: Start, seed: int) -> None:
     """Retention deleted the producer's records, and the leader forgot its state: the producer continues in any case."""
     stage = scripted()
@@ -164,7 +132,7 @@ def test_row_30_sequences_wrap(scripted: Start, seed: int) -> None:
     identity = producer._identity
     assert identity is not None
     with stage.server.lock:
-        (state,) = stage.cluster.log("t", 0)._producers.values()
+        (state,) = stage.cluster.log("t", 0).producers.values()
         state.last_sequence = 2**31 - 4
         state.batches.clear()
         (sequences,) = identity.sequences.values()

@@ -10,7 +10,7 @@ LIMIT_S: Final = 120
 
 
 class Background(ABC):
-    """A context manager: works until it is left."""
+    """A context manager: works until the block ends."""
 
     def __init__(self, name: str, pause_s: float) -> None:
         self._pause_s = pause_s
@@ -26,7 +26,7 @@ class Background(ABC):
         self.stop()
 
     def stop(self) -> None:
-        """End what is under way, and begin no more. Raises what the thread failed with."""
+        """End the current step, and begin no other. Raises the error of the thread."""
         self._ended.set()
         self._thread.join(LIMIT_S)
         assert not self._thread.is_alive(), f"the thread {self._thread.name} hangs"
@@ -35,7 +35,7 @@ class Background(ABC):
 
     @abstractmethod
     def _step(self) -> None:
-        """In the thread: one thing, every `pause_s`."""
+        """Do one step in the thread, every `pause_s`."""
 
     def _run(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""An authority of a test's own, and certificates of it: for brokers, for clients, and such as should be refused."""
+"""A certificate authority for one test, and its certificates: for brokers, for clients, and some to be refused."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ipaddress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -29,7 +30,7 @@ class Identity:
         return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
 
     def key_pem(self, password: str | None = None) -> str:
-        """PKCS#8, encrypted where a password is given."""
+        """PKCS#8, encrypted if a password is given."""
         encryption = (
             serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
         )
@@ -38,7 +39,7 @@ class Identity:
         ).decode()
 
     def write(self, path: Path, password: str | None = None) -> Path:
-        """Key and certificate in one file."""
+        """Write key and certificate into one file."""
         path.write_text(self.key_pem(password) + self.certificate_pem)
         return path
 
@@ -72,8 +73,8 @@ class Authority:
         not_before: datetime.datetime = _NOW - 2 * _DAY,
         key: rsa.RSAPrivateKey | None = None,
     ) -> Identity:
-        """A certificate for host names and IP addresses, as alternative names; with "" alone for none. Makes a short
-        key where none is given.
+        """Return a certificate for host names and IP addresses, as alternative names; with only "" it has no names.
+        Makes a short key if none is given.
         """
         own: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey = key or ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
@@ -84,7 +85,7 @@ class Authority:
         return Identity(own, builder.sign(self._key, hashes.SHA256()))
 
     def issue_dsa(self) -> Identity:
-        """With a key of the kind that browsers and OpenSSL have given up."""
+        """Return a certificate with a DSA key, which browsers and OpenSSL no longer accept."""
         key = dsa.generate_private_key(2048)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "broker")])
         builder = self._builder(subject, key.public_key(), _NOW + _DAY)
@@ -93,8 +94,13 @@ class Authority:
 
     @classmethod
     def expired(cls) -> Authority:
-        """Its own certificate has expired; the certificates that it issues are valid."""
+        """Return an authority with an expired certificate; the certificates that it issues are valid."""
         return cls("expired authority", _NOW - datetime.timedelta(hours=1))
+
+    def settings(self, servers: str = "localhost:1", **more: Any) -> dict[str, Any]:
+        """Return settings that trust this authority, and `more`, with underscores for dots."""
+        trusting = {"security.protocol": "SSL", "ssl.truststore.certificates": self.certificate_pem}
+        return {"bootstrap.servers": servers, **trusting, **{key.replace("_", "."): more[key] for key in more}}
 
     def issue_expired(self) -> Identity:
         return self.issue(not_after=_NOW - datetime.timedelta(hours=1))

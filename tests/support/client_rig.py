@@ -37,8 +37,9 @@ _SETTINGS = {
 
 
 class ClientRig:
-    """Everything of one client within reach. Metadata begins from all nodes of the cluster unless `addresses` says
-    otherwise. `beside`: a client of the same cluster and clock.
+    """All parts of one client. Metadata begins from all nodes of the cluster, or from `addresses`.
+
+    `beside`: a client of the same cluster and clock.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class ClientRig:
         )
 
     def connect(self, node_id: int) -> Node:
-        """Until a request can be sent to the node."""
+        """Poll until a request can be sent to the node."""
         node = self.node(node_id)
         self.poll_until(lambda: self.client.ready(node, self.now_ms))
         return node

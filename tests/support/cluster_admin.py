@@ -1,4 +1,4 @@
-"""What tests ask of a real cluster beyond topics: its active controller, quotas, coordinators."""
+"""Calls of tests to a real cluster, besides topics: its active controller, quotas, coordinators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_kafka_sink.local import Admin
 
 
 def active_controller(bootstrap_servers: str) -> int:
-    """The node id of the quorum's leader."""
+    """Return the node id of the quorum's leader."""
     partition = describe_quorum.PartitionData(partition_index=i32(0))
     topic = describe_quorum.TopicData(topic_name=TopicName("__cluster_metadata"), partitions=(partition,))
     payload = describe_quorum.DescribeQuorumRequest(topics=(topic,))
@@ -23,7 +23,7 @@ def active_controller(bootstrap_servers: str) -> int:
 
 
 def set_producer_quota(bootstrap_servers: str, client_id: str, bytes_a_second: float | None) -> None:
-    """`producer_byte_rate` of a client id; None removes it."""
+    """Set `producer_byte_rate` of a client id; None removes it."""
     entity = alter_client_quotas.EntityData(entity_type="client-id", entity_name=client_id)
     operation = alter_client_quotas.OpData(
         key="producer_byte_rate", value=f64(bytes_a_second or 0.0), remove=bytes_a_second is None
@@ -35,7 +35,7 @@ def set_producer_quota(bootstrap_servers: str, client_id: str, bytes_a_second: f
 
 
 def coordinator_partition(transactional_id: str, partitions: int) -> int:
-    """The partition of __transaction_state that an id belongs to (Java's String.hashCode)."""
+    """Return the partition of __transaction_state that an id belongs to (Java's String.hashCode)."""
     code = 0
     for character in transactional_id:
         code = (31 * code + ord(character)) & 0xFFFFFFFF

@@ -31,13 +31,13 @@ def main(servers: str, topic: str, form: str, folder: Path) -> None:
     (folder / "rows" / "0.json").write_text('{"value":"1"}')
     read = spark.readStream.schema("value STRING").json(str(folder / "rows"))
     query = read.writeStream.foreachBatch(write).option("checkpointLocation", str(folder / "checkpoint"))
-    told = ""
+    text = ""
     try:
         query.trigger(availableNow=True).start().awaitTermination()
-    except Exception as error:  # Spark Connect has a class of its own for it in each release
-        told = str(error)
-    KafkaSink(options).write(spark.sql("SELECT '2' AS value"))  # a batch write outside simply works
-    print(json.dumps({"error": told}))
+    except Exception as error:  # each Spark Connect release has another class for it
+        text = str(error)
+    KafkaSink(options).write(spark.sql("SELECT '2' AS value"))  # a batch write outside works
+    print(json.dumps({"error": text}))
     spark.stop()
 
 

@@ -33,12 +33,12 @@ class CoordinatorBench:
         return self.coordinator.timer(timeout_ms)
 
     def another_client(self) -> ClusterClient:
-        """As of another process: it knows nothing of the cluster yet."""
+        """Return the client of another process, which has no metadata yet."""
         rig = ClientRig(len(self.cluster.nodes), beside=self.rig)
         return _coordinator(rig, rig.consumer())
 
     def open(self, *ids: str) -> list[OpenTransaction]:
-        """Transactions with a record in each, their ids coordinated by the nodes in turn."""
+        """Open transactions with a record in each. The nodes coordinate their ids in turn."""
         made = []
         for index, transactional_id in enumerate(ids):
             self.cluster.coordinators[transactional_id] = index % len(self.cluster.nodes)
@@ -64,6 +64,10 @@ class CoordinatorBench:
 
     def asked(self, api_key: int) -> list[Exchange]:
         return self.cluster.requests_of(api_key)
+
+    def values(self) -> list[str]:
+        """The committed values of topic `t`."""
+        return [(record.value or b"").decode() for record in self.cluster.log("t", 0).committed_records()]
 
     def state(self, transactional_id: str) -> str:
         return self.cluster.transactions.transactions[transactional_id].state

@@ -1,4 +1,4 @@
-"""Delegation tokens of a real cluster (KIP-48), asked for by a client that has logged in otherwise."""
+"""Delegation tokens of a real cluster (KIP-48), requested by a client with another login."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DelegationToken:
 
 
 class TokenIssuer:
-    """Over a connection with these producer settings."""
+    """Requests tokens over a connection with these producer settings."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         clock, rng = SystemClock(), random.Random(1)
@@ -68,13 +68,13 @@ class TokenIssuer:
     def create(self) -> DelegationToken:
         response = self._ask(_TokenApi.CREATE_DELEGATION_TOKEN, {"renewers": (), "max_lifetime": timedelta(hours=1)})
         token = DelegationToken(response.token_id, bytes(response.hmac))
-        self._await(lambda: token.token_id in self._known(), "the token does not come up")
+        self._await(lambda: token.token_id in self._known(), "the broker does not show the token")
         return token
 
     def revoke(self, token: DelegationToken) -> None:
         values = {"hmac": token.hmac, "expiry_time_period": timedelta(milliseconds=-1)}
         self._ask(_TokenApi.EXPIRE_DELEGATION_TOKEN, values)
-        self._await(lambda: token.token_id not in self._known(), "the token does not go")
+        self._await(lambda: token.token_id not in self._known(), "the broker still shows the token")
 
     def close(self) -> None:
         self._client.close()

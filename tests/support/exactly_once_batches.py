@@ -24,7 +24,7 @@ from spark_kafka_sink.sink.producer_pool import ProducerPool
 
 @contextmanager
 def own_pool() -> Iterator[ProducerPool]:
-    """Its producers are closed at the end, before their broker is stopped."""
+    """Use a new pool, and close its producers at the end, before their broker is stopped."""
     pool = ProducerPool(KafkaProducer, SystemClock())
     try:
         yield pool
@@ -45,7 +45,7 @@ class Query:
         self._config = SinkConfig.from_options(options | {"transactional.id.prefix": self.prefix})
 
     def run(self, batch_id: int, *tasks: Sequence[str], transaction_version: int) -> Committed:
-        """Run a batch as Spark does; a task for each sequence of values."""
+        """Run a batch as Spark does, with a task for each sequence of values."""
         with process_driver(self._config, self.prefix) as driver:
             batch_start = driver.begin()
             assert batch_start.driver.transaction_version == transaction_version
@@ -59,14 +59,14 @@ class Query:
             return driver.commit(outcomes)
 
     def visible(self) -> list[str]:
-        """What readers under read_committed see, sorted."""
+        """Return the values that readers under read_committed see, sorted."""
         await_markers(self.servers)
         return sorted(read_values(self.servers, self.topic))
 
 
 def check_batches(servers: str, topic: str, transaction_version: int) -> None:
-    """A batch of two tasks is committed. It comes again in another layout and is skipped; it comes with other rows and
-    is refused. The next batch is committed.
+    """Run batches and check them: a batch of two tasks is committed; again in another layout it is skipped; again with
+    other rows it is refused; the next batch is committed.
     """
     with own_pool() as pool:
         query = Query(servers, topic, pool)

@@ -1,8 +1,9 @@
-"""A driver to be killed: python -m support.exactly_once_job SERVERS TOPIC FOLDER FORM PARTITIONS [...].
+"""A driver that a test kills: python -m support.exactly_once_job SERVERS TOPIC FOLDER FORM PARTITIONS [...].
 
-It runs `Stream`, whose form may also be "write": a batch write of one file's rows. What it dies of and where its tasks
-stop, killed_spark's environment variables tell; with --dies-after N it kills itself, with all processes of its group,
-after so many requests of its protocol (foreachBatch alone: in the other form another process makes them).
+It runs `Stream`; the form may also be "write": a batch write of one file's rows. The environment variables of
+killed_spark say when it ends and where its tasks stop. With --dies-after N it kills itself and all processes of its
+group after N requests of its protocol. That works only for foreachBatch, because in the other form another process
+makes the requests.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
 
 
 def die_after(number: int) -> None:
-    """Let the next session of this process end it."""
+    """Make the next session of this process die after that many requests."""
     made = KafkaDriverCluster
 
     def make(*arguments: Any, **options: Any) -> Any:
@@ -51,8 +52,8 @@ def main() -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "FATAL")
         .config("spark.executor.memory", "512m")
-        .config("spark.shuffle.io.retryWait", "200ms")  # an executor that was killed does not come back
-        .config("spark.locality.wait", "0s")  # or all tasks of a batch are where its file was read
+        .config("spark.shuffle.io.retryWait", "200ms")  # a killed executor does not come back
+        .config("spark.locality.wait", "0s")  # otherwise all tasks of a batch run where its file was read
         .config("spark.sql.warehouse.dir", f"{options.folder}/warehouse")
         .getOrCreate()
     )

@@ -1,4 +1,4 @@
-"""Streaming queries of exactly-once delivery over files of numbered rows, and what must be in Kafka afterwards."""
+"""Streaming queries of exactly-once delivery over files of numbered rows, and checks of the rows in Kafka."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _EARLIEST_S = 1_700_000_000
 
 class Stream(NamedTuple):
     """One query: a file of `rows` rows is a batch. `form` is "format" or "foreachBatch". `decisions` is its decision
-    topic, empty where it runs at least once.
+    topic, empty for at-least-once.
     """
 
     servers: str
@@ -61,7 +61,7 @@ class Stream(NamedTuple):
         return self.folder / "rows"
 
     def write_files(self, first: int, count: int) -> None:
-        """More input: files that come one after the other."""
+        """Write more input: consecutive files."""
         self.source.mkdir(parents=True, exist_ok=True)
         for number in range(first, first + count):
             lines = [
@@ -70,7 +70,7 @@ class Stream(NamedTuple):
             ]
             new = self.folder / f"{number:05}.json"
             new.write_text("\n".join(lines))
-            os.utime(new, (_EARLIEST_S + number,) * 2)  # Spark takes them by age
+            os.utime(new, (_EARLIEST_S + number,) * 2)  # Spark reads the oldest first
             new.rename(self.source / new.name)
 
     @property
@@ -89,8 +89,10 @@ class Stream(NamedTuple):
         return options | (exactly_once if self.decisions else {})
 
     def start(self, spark: SparkSession, partitions: int, order: str = "") -> StreamingQuery:
-        """All the input there is, in so many tasks a batch (0: in the one that reads, without a shuffle); a key's rows
-        are in one task, in their order. `order`: the keys' in a task, "ascending" or "descending", else as they come.
+        """Start the query over all files, with that many tasks a batch (0: the task that reads, without a shuffle).
+
+        All rows of a key are in one task, in their order. `order`: the order of keys in a task, "ascending" or
+        "descending", else as they come.
         """
         reader = spark.readStream.schema("key STRING, value STRING").option("maxFilesPerTrigger", 1)
         read = reader.json(str(self.source))
@@ -107,17 +109,19 @@ class Stream(NamedTuple):
         self.start(spark, partitions, order).awaitTermination()
 
     def last_batch(self) -> int:
-        """Of those that Spark has logged as committed; -1 for none."""
+        """Return the last batch that Spark has logged as committed; -1 for none."""
         folder = self.checkpoint / "commits"
         return max((int(file.name) for file in folder.glob("[0-9]*")), default=-1) if folder.exists() else -1
 
     def forget_commit(self, batch: int) -> None:
-        """As if Spark had died before it logged the batch."""
+        """Delete Spark's log of the last commit, as if Spark had died before it."""
         (self.checkpoint / "commits" / str(batch)).unlink()
         (self.checkpoint / "commits" / f".{batch}.crc").unlink(missing_ok=True)
 
     def check(self, files: int) -> None:
-        """Every row of the first `files` files once, a key's rows in their order, and nothing open."""
+        """Check that every row of the first `files` files is there once, the rows of a key in order, and nothing is
+        open.
+        """
         batches = self._batch_by_file()
         check_content(
             self.servers, self.topic, files * self.rows, KEYS, lambda row: batches[row // self.rows], self.rows
@@ -125,8 +129,10 @@ class Stream(NamedTuple):
         check_nothing_open(self.servers, self.prefix)
 
     def _batch_by_file(self) -> list[int]:
-        """A file is a batch; but Spark's source puts one that it had found when it was killed into a batch with the
-        next one, and reads the two in any order.
+        """Return the batch of each file.
+
+        A file is a batch, except after a kill: Spark's source may put a file that it had found before into a batch with
+        the next one, and reads the two in any order.
         """
         found: list[int] = []
         for log in sorted((self.checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name)):
@@ -136,7 +142,7 @@ class Stream(NamedTuple):
 
 
 def keys_in_order(rows: DataFrame, order: str) -> DataFrame:
-    """Another order of each task's rows, in which a key's own keep theirs: Spark sorts no stream."""
+    """Put each task's rows into another order, which keeps the order of each key's rows: Spark sorts no stream."""
     if not order:
         return rows
 
@@ -144,7 +150,7 @@ def keys_in_order(rows: DataFrame, order: str) -> DataFrame:
         import pyarrow.compute
 
         for batch in batches:
-            yield batch.take(pyarrow.compute.sort_indices(batch, sort_keys=[("key", order)]))  # a stable sort
+            yield batch.take(pyarrow.compute.sort_indices(batch, sort_keys=[("key", order)]))  # the sort is stable
 
     return rows.mapInArrow(sort, rows.schema)
 
@@ -152,14 +158,15 @@ def keys_in_order(rows: DataFrame, order: str) -> DataFrame:
 def check_content(
     servers: str, topic: str, rows: int, keys: int, batch_of: Callable[[int], int] = lambda _: 0, file_rows: int = 0
 ) -> None:
-    """Row n has key n % keys. What librdkafka reads under read_committed is every row once; a key's batches come in
-    order, and in a batch the rows of each file (of `file_rows` rows; 0: of all).
+    """Check the rows: row n has key n % keys. Readers with librdkafka under read_committed see every row once.
+
+    The batches of a key are in order, and in a batch the rows of each file (of `file_rows` rows; 0: of all).
     """
     by_key: dict[int, list[int]] = defaultdict(list)
     for message in read_visible(servers, topic):
         by_key[int(message.key() or b"")].append(int(text_of(message)))
     seen = [row for found in by_key.values() for row in found]
-    assert len(seen) == len(set(seen)), f"doubled: {sorted({row for row in seen if seen.count(row) > 1})[:20]}"
+    assert len(seen) == len(set(seen)), f"duplicated: {sorted({row for row in seen if seen.count(row) > 1})[:20]}"
     assert len(seen) == rows, f"lost: {sorted(set(range(rows)) - set(seen))[:20]}; too many: {len(seen) - rows}"
     for key, found in by_key.items():
         batches = [batch_of(row) for row in found]
@@ -172,13 +179,13 @@ def check_content(
 
 
 def read_visible(servers: str, topic: str, timeout_s: float = 30.0) -> list[Message]:
-    """What readers under read_committed see once all markers are written."""
+    """Return the rows that readers under read_committed see when all markers are written."""
     await_markers(servers, timeout_s)
     return read_topic(servers, topic, PARTITIONS)
 
 
 def await_markers(servers: str, timeout_s: float = 30.0) -> None:
-    """Wait until the coordinators have written all end markers: they answer an EndTxn before that."""
+    """Wait until the coordinators have written all end markers, which they do after they answer an EndTxn."""
     states = [TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT]
     deadline = time.monotonic() + timeout_s
     with connect(ProducerConfig.from_mapping({"bootstrap.servers": servers})) as coordinator:
@@ -188,17 +195,17 @@ def await_markers(servers: str, timeout_s: float = 30.0) -> None:
 
 
 def visible_values(servers: str, topic: str) -> list[int]:
-    """The numbers of `read_visible`, sorted."""
+    """Return the numbers of `read_visible`, sorted."""
     return sorted(int(text_of(message)) for message in read_visible(servers, topic))
 
 
 def open_transactions(servers: str, prefix: str) -> list[str]:
-    """Transactional ids of this prefix, by the brokers' own listing."""
+    """Return the open transactional ids of this prefix, from the brokers' own listing."""
     return [each for each in ongoing_ids(servers) if each.startswith(f"{prefix}/")]
 
 
 def ongoing_ids(servers: str) -> list[str]:
-    """Of all prefixes."""
+    """Return the open transactional ids of all prefixes."""
     with connect(ProducerConfig.from_mapping({"bootstrap.servers": servers})) as coordinator:
         listed = coordinator.transactions.list_transactions(
             coordinator.timer(30_000), states=[TransactionState.ONGOING]
@@ -207,7 +214,7 @@ def ongoing_ids(servers: str) -> list[str]:
 
 
 def known_ids(servers: str) -> set[str]:
-    """Every transactional id that the brokers keep."""
+    """Return every transactional id that the brokers keep."""
     with connect(ProducerConfig.from_mapping({"bootstrap.servers": servers})) as coordinator:
         return {each.transactional_id for each in coordinator.transactions.list_transactions(coordinator.timer(30_000))}
 
@@ -224,7 +231,7 @@ def kill_a_python_worker(spark: SparkSession, rng: random.Random) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in jvm.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                parent = process.parent()  # a daemon, without which Spark cannot go on in the tests that follow
+                parent = process.parent()  # a daemon, which the following tests need
                 if process.name().startswith("python") and parent and parent.name().startswith("python"):
                     workers.append(process)
     if not workers:

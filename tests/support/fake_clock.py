@@ -23,7 +23,7 @@ class FakeClock:
         return self._now_ms + self._wall_offset_ms
 
     def set_wall(self, wall_ms: int) -> None:
-        """As an administrator does, or NTP."""
+        """Set the wall clock, as an administrator or NTP does."""
         self._wall_offset_ms = wall_ms - self._now_ms
 
     def advance(self, duration_ms: int) -> None:

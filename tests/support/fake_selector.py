@@ -1,8 +1,8 @@
-"""A selector without sockets: `network.selector.Selector`'s methods over a scripted cluster and a fake clock.
+"""A selector without sockets: the methods of `network.selector.Selector` over a scripted cluster and a fake clock.
 
-`poll` moves the clock to the next thing due, or by its timeout, so a client runs through minutes in one thread
-without waiting. Latency, outages and slow sockets are settings of `FakeNetwork`; what a broker says is the scripted
-cluster's affair.
+`poll` moves the clock to the next event, or by its timeout. So a client runs through minutes in one thread without
+waiting. Latency, outages and slow sockets are settings of `FakeNetwork`. The scripted cluster decides what a broker
+answers.
 """
 
 from __future__ import annotations
@@ -27,41 +27,43 @@ _MAX_RECEIVE_SIZE = 100 * 1024 * 1024
 
 
 class FakeNetwork:
-    """The roads to the nodes of one cluster. Settings hold from the moment they are made."""
+    """The network between a client and the nodes of one cluster. Settings apply at once."""
 
     def __init__(self, cluster: ScriptedCluster, latency_ms: Callable[[], int] = lambda: 1) -> None:
         self.cluster = cluster
         self.latency_ms = latency_ms
-        """One way, asked for every connect, request and response."""
+        """The latency of one direction, for every connect, request and response."""
         self.refusing: set[int] = set()
         """Nodes whose connect fails."""
         self.hanging: set[int] = set()
         """Nodes whose connect neither succeeds nor fails."""
+        self.refused_logins: dict[int, KafkaError] = {}
+        """Nodes whose logins fail, and with which error."""
         self.stalled: set[int] = set()
-        """Nodes whose connections take no bytes: sends stay under way until the node is taken out."""
+        """Nodes whose connections take no bytes: sends stay unfinished until the node is removed."""
         self.held: set[int] = set()
-        """Nodes whose responses stay on the road until the node is taken out."""
+        """Nodes whose responses are delayed until the node is removed."""
         self.selectors: list[FakeSelector] = []
 
     def resolve(self, host: str, port: int) -> list[Address]:
-        """What `network.resolver.resolve` does, without a name service."""
+        """Resolve a name like `network.resolver.resolve`, without a name service."""
         return [Address(socket.AF_INET, (host, port))]
 
     def bootstrap_addresses(self) -> list[tuple[str, int]]:
         return [(node.host, node.port) for node in self.cluster.nodes.values()]
 
     def node_at(self, sockaddr: tuple[Any, ...]) -> int | None:
-        """The node that listens there."""
+        """Return the node that listens there."""
         host, port = sockaddr[:2]
         return next((node.id for node in self.cluster.nodes.values() if (node.host, node.port) == (host, port)), None)
 
     def cut(self, node_id: int) -> None:
-        """End every connection to the node; what is on the road, either way, is lost."""
+        """End every connection to the node; bytes in transit are lost in both directions."""
         for selector in self.selectors:
             selector.cut(node_id)
 
     def stop(self, node_id: int) -> None:
-        """The node is gone: connections end, new ones are refused, metadata lists it no more."""
+        """Stop the node: connections end, new ones are refused, metadata does not list it."""
         self.cluster.live_node_ids.discard(node_id)
         self.refusing.add(node_id)
         self.cut(node_id)
@@ -80,18 +82,18 @@ class _Connection:
     is_closed: bool = False
     send: NetworkSend | None = None
     arrived: bytearray = field(default_factory=bytearray)
-    """Bytes from the node, not handed over yet."""
+    """Bytes from the node that were not received yet."""
     is_ended: bool = False
-    """The node hung up; what arrived before is still handed over."""
+    """The node has closed the connection; earlier bytes are still received."""
     has_hung_up: bool = False
-    """The node reads no more; the news of it may still be on the road."""
+    """The node reads no more bytes; the client may not know it yet."""
     held: list[tuple[bytes, bool]] = field(default_factory=list)
     last_request_ms: int = 0
     last_response_ms: int = 0
 
 
 class FakeSelector:
-    """One client's connections. Bytes of a send are read when the socket takes them, as a kernel does."""
+    """One client's connections. Bytes of a send are read when the socket takes them, as in a kernel."""
 
     def __init__(self, network: FakeNetwork, clock: FakeClock, max_receive_size: int = _MAX_RECEIVE_SIZE) -> None:
         self._network = network
@@ -186,7 +188,7 @@ class FakeSelector:
     def wakeup(self) -> None:
         self._is_woken = True
 
-    # ---- what tests do -----------------------------------------------------------------------------------------------
+    # ---- actions of tests ------------------------------------------------------------------------------------------
 
     def cut(self, node_id: int) -> None:
         """End this client's connections to the node."""
@@ -196,7 +198,7 @@ class FakeSelector:
                 self._lose(connection, kind, DisconnectError(f"{connection.description} was cut."), self._lost)
 
     def at(self, time_ms: int, action: Callable[[], object]) -> None:
-        """Do something at a time of the clock, in the poll that reaches it."""
+        """Call something at a time of the clock, in the poll that reaches it."""
         self._after(time_ms - self._clock.now_ms(), action)
 
     @property
@@ -229,6 +231,10 @@ class FakeSelector:
             error = DisconnectError(f"{connection.description} cannot be connected to: Connection refused.")
             self._lose(connection, ChannelKind.NOT_CONNECTED, error, self.disconnected)
             return
+        refusal = self._network.refused_logins.get(connection.node_id)
+        if refusal is not None:
+            self._lose(connection, ChannelKind.AUTHENTICATION_FAILED, refusal, self.disconnected)
+            return
         connection.is_connected = True
         self.counts.at(self._clock.now_ms()).connections += 1
         self.connected.append(connection.id)
@@ -254,7 +260,7 @@ class FakeSelector:
         self._after(due_ms - self._clock.now_ms(), lambda: self._arrive(connection, payload))
 
     def _arrive(self, connection: _Connection, payload: bytes) -> None:
-        """A request reaches its node; the responses set out."""
+        """Handle a request that reaches its node, and send the responses."""
         if connection.is_closed or connection.has_hung_up or connection.node_id is None:
             return
         for reply in self._network.cluster.handle_frame(connection.node_id, payload, self._clock.now_ms()):
@@ -263,7 +269,7 @@ class FakeSelector:
             self._after(due_ms - self._clock.now_ms(), _bind(connection, reply.data, reply.close))
 
     def _hand_over(self) -> None:
-        """At most one frame per connection, as the real selector does."""
+        """Return at most one frame per connection, as the real selector does."""
         for connection in list(self._connections.values()):
             if connection.held and connection.node_id not in self._network.held:
                 for data, close in connection.held:

@@ -21,7 +21,7 @@ PROPERTIES = {
 
 
 class Timeline:
-    """What was done and seen, and when; shown as it comes."""
+    """The actions and events, with their times; printed at once."""
 
     def __init__(self, show: Callable[[str], None] = print) -> None:
         self._began = time.monotonic()
@@ -39,7 +39,7 @@ class FaultStage:
 
     def __init__(self, nodes: int, features: Mapping[str, int] | None = None) -> None:
         self.name = f"{nodes} nodes" + "".join(f", {name} {level}" for name, level in (features or {}).items())
-        # Buffers that a large request does not vanish in.
+        # Buffers too small for a large request.
         self.proxies = {node_id: TcpProxy(receive_buffer_bytes=65_536) for node_id in range(1, nodes + 1)}
         self.kafka = EmbeddedKafka(
             nodes,
@@ -48,7 +48,7 @@ class FaultStage:
             advertised={node_id: proxy.address for node_id, proxy in self.proxies.items()},
         )
         self.timeline = Timeline()
-        """The running test's."""
+        """The timeline of the running test."""
 
     def __enter__(self) -> FaultStage:
         self.kafka.start()
@@ -64,7 +64,7 @@ class FaultStage:
 
     @property
     def direct(self) -> str:
-        """Bootstrap servers without the proxies: for checks, and for faults of brokers only."""
+        """Return bootstrap servers without the proxies: for checks, and for faults of brokers only."""
         return self.kafka.bootstrap_servers
 
     @property
@@ -86,13 +86,13 @@ class FaultStage:
         return self.kafka.describe_topic(place[0]).partitions[place[1]].leader
 
     def await_in_sync(self, topic: str, replicas: int | None = None, within_s: float = 30.0) -> None:
-        """Until every partition of the topic has a leader and so many replicas in sync (all)."""
-        deadline, wanted = time.monotonic() + within_s, replicas or len(self.proxies)
-        while any(len(each.isr) < wanted or each.leader < 0 for each in self.kafka.describe_topic(topic).partitions):
-            assert time.monotonic() < deadline, f"{topic} has not {wanted} replicas in sync after {within_s} s"
+        """Wait until every partition of the topic has a leader and that many replicas in sync (default: all)."""
+        deadline, expected = time.monotonic() + within_s, replicas or len(self.proxies)
+        while any(len(each.isr) < expected or each.leader < 0 for each in self.kafka.describe_topic(topic).partitions):
+            assert time.monotonic() < deadline, f"{topic} does not have {expected} replicas in sync after {within_s} s"
             time.sleep(0.05)
 
-    # ---- deeds -------------------------------------------------------------------------------------------------------
+    # ---- actions ---------------------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
         self.timeline.note(text)
@@ -120,13 +120,13 @@ class FaultStage:
         self.kafka.resume_node(node_id)
 
     def heal(self) -> None:
-        """Every way open and every node up."""
+        """Open all connections again, and start every node."""
         for proxy in self.proxies.values():
             proxy.heal()
         self.revive(self.kafka.node_ids)
 
     def revive(self, node_ids: Sequence[int]) -> None:
-        """Let those of the nodes go on that are suspended, and start those that are down."""
+        """Resume the suspended ones of the nodes, and start those that are down."""
         down = [node_id for node_id in node_ids if not self.kafka.node_running(node_id)]
         for node_id in set(node_ids) - set(down):
             self.kafka.resume_node(node_id)

@@ -13,7 +13,7 @@ _LOG_TO_STDOUT = "import logging, sys; logging.basicConfig(stream=sys.stdout)\n"
 
 
 def run_script(source: str, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`source` as a file in `folder`, and there. Fails with the end of its stderr where the script does."""
+    """Write `source` to a file in `folder` and run it there. If the script fails, fail with the end of its stderr."""
     (folder / "job.py").write_text(source)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYSPARK_GATEWAY")}
     done = subprocess.run(

@@ -1,7 +1,7 @@
-"""Every reader of what a peer, a file or a topic may hold, as a function of bytes.
+"""Every reader of data from a peer, a file or a topic, as a function of bytes.
 
-A target returns, or raises an error of ours: anything else is a fault, and so is taking long or much memory. Corpus and
-test: tests/unit/hostile; to look for new inputs: `python tests/unit/hostile/explore.py TARGET` (needs atheris).
+A target returns, or raises an error of this package. Any other result is a fault, also too much time or memory. Corpus
+and test: tests/unit/hostile. To find new inputs: `python tests/unit/hostile/explore.py TARGET` (needs atheris).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from spark_kafka_sink.record.decoder import BatchLimits, decode_batches
 from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse
 
 OURS = (KafkaError, RefusalError)
-"""What a target may raise."""
+"""The errors that a target may raise."""
 CANARY = "hunter2hunter2"
 """A secret that no refusal may show."""
 MAX_SIZE = 1 << 20
@@ -48,12 +48,12 @@ RESPONSES = [
     for api_key, versions in SUPPORTED_VERSIONS.items()
     for version in range(versions.oldest, versions.latest + 1)
 ]
-"""The first two bytes of an input choose among them."""
+"""The first two bytes of an input select one of them."""
 _CLOCK = FakeClock()
 
 
 def response(data: bytes) -> None:
-    """A response of any API and version, and what is made of it."""
+    """Read a response of any API and version, and handle it."""
     api_key, version = RESPONSES[int.from_bytes(data[:2], "big") % len(RESPONSES)]
     _, entity = parse_response(request_type(api_key, version), data[2:])
     _USE.get(api_key, lambda _: None)(entity)
@@ -104,22 +104,22 @@ class _Pieces:
 
 
 def frames(data: bytes) -> None:
-    """A connection's bytes, to its end."""
+    """Read the bytes of a connection, to its end."""
     transport: Any = _Pieces(data)
     channel = Channel("1", "Node 1 at there:1", transport, MAX_SIZE)
     channel.is_connected = True
     for _ in range(2 * len(data) + 2):
         channel.read()
-    raise AssertionError("a connection that ended is read for ever")
+    raise AssertionError("an ended connection is read without end")
 
 
 def batches(data: bytes) -> None:
-    """Record batches as they are."""
+    """Read record batches."""
     list(decode_batches(data, BatchLimits(MAX_SIZE)))
 
 
 def records(data: bytes) -> None:
-    """Records in a batch with a true checksum. The first bytes: attributes, and how many records are claimed."""
+    """Read records in a batch with a correct checksum. The first bytes: attributes, and the number of records."""
     if len(data) < 3:
         return
     attributes, count = data[0] & 0x3F, struct.unpack_from(">h", data, 1)[0]
@@ -141,7 +141,7 @@ _SCRAM_FIRST = b"r=nonceandmore,s=QSXCR+Q6sek8bf92,i=4096"
 
 
 def scram_first(data: bytes) -> None:
-    if b"i=" in data and max(map(len, data.split(b"i="))) > 60:  # a million rounds take their time, as they may
+    if b"i=" in data and max(map(len, data.split(b"i="))) > 60:  # a million iterations may take long
         return
     _scram().respond(data)
 
@@ -158,7 +158,7 @@ def oauthbearer(data: bytes) -> None:
     mechanism.respond(b"")
     if mechanism.respond(data) is not None:
         mechanism.respond(b"")
-        raise AssertionError("a refusal was taken for nothing")
+        raise AssertionError("a refusal was ignored")
 
 
 def gssapi(data: bytes) -> None:
@@ -206,7 +206,7 @@ def _no_step() -> Any:
 
 
 def jaas(data: bytes) -> None:
-    """sasl.jaas.config, whose refusal shows nothing of it."""
+    """Read sasl.jaas.config; its refusal shows no part of it."""
     parse_jaas_config(data.decode("utf-8", "replace"))
 
 
@@ -214,17 +214,17 @@ _PROVIDER = OidcTokenProvider(ClientCredentials("https://there/", "me", Secret(C
 
 
 def token_answer(data: bytes) -> None:
-    """What a token endpoint answers."""
+    """Read the answer of a token endpoint."""
     _PROVIDER._token_of(data)
 
 
 def decision(data: bytes) -> None:
-    """A record of the decision topic."""
+    """Read a record of the decision topic."""
     Decision.from_bytes(data, "decisions-0 at offset 1", "P")
 
 
 def first_use(data: bytes) -> None:
-    """The first-use record of a prefix in the decision topic."""
+    """Read the first-use record of a prefix in the decision topic."""
     FirstUse.from_bytes(data, "decisions-0 at offset 1")
 
 
@@ -238,7 +238,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
 
 
 def run(name: str, data: bytes) -> None:
-    """One input. Raises what is a fault."""
+    """Run one input. Raises the error of a fault."""
     try:
         TARGETS[name](data)
     except OURS as error:
@@ -247,7 +247,7 @@ def run(name: str, data: bytes) -> None:
 
 
 def mutations(data: bytes, rng: random.Random, count: int) -> Iterator[bytes]:
-    """Inputs near this one: bytes flipped, cut out, doubled, or made wild numbers."""
+    """Yield inputs that are similar to this one: bytes flipped, removed, duplicated, or replaced by large numbers."""
     wild = (b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\x80\0\0\0", b"\0\0\0\0", b"\xff\xff\xff\xff\x07", b"\x01")
     for _ in range(count):
         made = bytearray(data)

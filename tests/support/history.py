@@ -1,14 +1,16 @@
-"""What was sent and told, compared with what consumers read. Plain data in, anomalies out: nothing is known here of the
-producer, of brokers or of threads.
+"""Compares sent records and their reported outcomes with the records that consumers read. Plain data in, anomalies out:
+no producer, no broker and no thread.
 
-The rules, for a record that was acknowledged (and whose transaction, if it has one, was committed):
- - readers under read_committed see it (else LOST), once where that is promised (else DOUBLED), where it was sent to
-   (else WRONG_PLACE), at the offset that was told (else OFFSET_MISMATCH)
- - records of one stream lie in a partition in the order in which they were sent (else REORDERED)
-A record that failed, or of whose fate nothing was heard, may be there or not, once where that is promised, and in any
-order. A transaction is seen whole or not at all (else TORN), whether its end was heard of or not; one that was aborted,
-or never ended, is not seen (else ABORTED_READ). Nothing is seen that nobody sent (else PHANTOM). Both kinds of reader
-see the same at the same place (else UNSTABLE).
+The rules for an acknowledged record (its transaction, if it has one, was committed):
+
+- Readers under read_committed see it (else LOST), once with exactly-once delivery (else DUPLICATED), in its topic and
+  partition (else WRONG_PLACE), at its reported offset (else OFFSET_MISMATCH).
+- Records of one stream are in a partition in the order in which they were sent (else REORDERED).
+
+A record that failed, or has no reported outcome, may be there or not, once with exactly-once delivery, and in any
+order. Readers see all of a transaction or nothing (else TORN), also without a reported end. They do not see a
+transaction that was aborted or never ended (else ABORTED_READ), or a record that was never sent (else PHANTOM). Both
+kinds of reader see the same record at the same place (else UNSTABLE).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import NamedTuple
 
 class Kind(Enum):
     LOST = "lost"
-    DOUBLED = "doubled"
+    DUPLICATED = "duplicated"
     REORDERED = "reordered"
     ABORTED_READ = "aborted read"
     TORN = "torn batch"
@@ -41,7 +43,7 @@ class Anomaly(NamedTuple):
 
 
 class Outcome(Enum):
-    """What the sender heard of a record or of a transaction's end."""
+    """The result that the sender got for a record or for a transaction's end."""
 
     YES = "acknowledged or committed"
     NO = "failed or aborted"
@@ -50,8 +52,10 @@ class Outcome(Enum):
 
 @dataclass(slots=True)
 class Sent:
-    """A record. `value` is unique in the history. `stream`: what sends in an order; records of one stream are listed in
-    the order in which they were sent. `partition`: None where it may go anywhere. `offset`: None where it was not told.
+    """A record. `value` is unique in the history.
+
+    `stream`: the source of an order; records of one stream are listed in the order of sending. `partition`: None for
+    any partition. `offset`: None if no offset was reported.
     """
 
     value: str
@@ -64,7 +68,7 @@ class Sent:
 
 
 class Read(NamedTuple):
-    """A record as a consumer gives it."""
+    """A record as a consumer returns it."""
 
     topic: str
     partition: int
@@ -74,8 +78,9 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class History:
-    """`transactions`: how each ended, by the name that its records carry; one that is missing was never ended.
-    `committed` and `uncommitted`: what readers under read_committed and read_uncommitted saw once all had come to rest;
+    """`transactions`: the outcome of each, by the name that its records have; one that is missing never ended.
+
+    `committed` and `uncommitted`: the records that readers under read_committed and read_uncommitted saw at the end;
     `uncommitted` may be left out.
     """
 
@@ -85,10 +90,10 @@ class History:
     transactions: Mapping[str, Outcome] | None = None
 
     def anomalies(self, *, exactly_once: bool = True, in_order: bool = True) -> list[Anomaly]:
-        """`exactly_once=False`: records may be doubled. `in_order=False`: and in another order, as where a task is run
-        again.
+        """Yield the anomalies. `exactly_once=False` allows duplicates. `in_order=False` allows another order, as after
+        a task that runs again.
         """
-        found = [*self._places(self.committed), *self._losses(), *self._transactions_seen(), *self._same_sight()]
+        found = [*self._places(self.committed), *self._losses(), *self._transactions_seen(), *self._same_view()]
         if self.uncommitted is not None:
             found += self._places(self.uncommitted)
         if exactly_once:
@@ -115,7 +120,7 @@ class History:
         seen = {read.value for read in self.committed}
         for record in self.sent:
             if self.ending(record) is Outcome.YES and record.value not in seen:
-                yield Anomaly(Kind.LOST, f"{record} was acknowledged and nobody reads it")
+                yield Anomaly(Kind.LOST, f"{record} was acknowledged, and readers do not see it")
 
     def _doubles(self, reads: Iterable[Read]) -> Iterator[Anomaly]:
         places: dict[str, list[Read]] = defaultdict(list)
@@ -124,7 +129,7 @@ class History:
         for value, found in places.items():
             if len(found) > 1:
                 where = ", ".join(f"{read.topic}-{read.partition}@{read.offset}" for read in found)
-                yield Anomaly(Kind.DOUBLED, f"{value!r} is at {where}")
+                yield Anomaly(Kind.DUPLICATED, f"{value!r} is at {where}")
 
     def _places(self, reads: Iterable[Read]) -> Iterator[Anomaly]:
         sent = self._by_value()
@@ -140,8 +145,8 @@ class History:
             record = sent.get(value)
             if record is None or record.outcome is not Outcome.YES or record.offset is None or record.offset < 0:
                 continue
-            told = (record.topic, record.partition, record.offset)
-            if record.partition is not None and told not in places:
+            reported = (record.topic, record.partition, record.offset)
+            if record.partition is not None and reported not in places:
                 yield Anomaly(Kind.OFFSET_MISMATCH, f"{record} is at {sorted(places)}")
 
     def _orders(self) -> Iterator[Anomaly]:
@@ -172,7 +177,7 @@ class History:
             elif count[True] and count[False]:
                 yield Anomaly(Kind.TORN, f"{count[True]} of {count.total()} records of {name} are read")
 
-    def _same_sight(self) -> Iterator[Anomaly]:
+    def _same_view(self) -> Iterator[Anomaly]:
         if self.uncommitted is None:
             return
         everything = set(self.uncommitted)
@@ -182,7 +187,7 @@ class History:
 
 
 def summary(anomalies: Sequence[Anomaly], most: int = 5) -> str:
-    """Counts by kind, and the first few of each in full."""
+    """Return counts by kind, and the first few of each in full."""
     lines = []
     for kind, count in Counter(anomaly.kind for anomaly in anomalies).items():
         lines.append(f"{count} {kind.value}")

@@ -1,5 +1,5 @@
-"""An identity provider on the loopback interface: over https signed tokens for one client (RFC 6749, section 4.4), and
-over http the keys that they are signed with (RFC 7517), for the broker.
+"""An identity provider on the loopback interface: signed tokens for one client over https (RFC 6749, section 4.4), and
+the keys of the signer over http (RFC 7517), for the broker.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _BASIC = f"Basic {base64.b64encode(f'{CLIENT_ID}:{CLIENT_SECRET}'.encode()).deco
 
 @dataclass
 class IdentityProvider:
-    """`signer`, `life_s` and `told_life_s` make the next tokens; a test may change them. The tokens given are kept."""
+    """`signer`, `life_s` and `reported_life_s` make the next tokens; a test may change them. Tokens are kept."""
 
     endpoint: Endpoint
     keys_url: str
     signer: TokenSigner
     life_s: int = 300
-    told_life_s: int | None = None
-    """What the endpoint says of a token's life where that is a lie."""
+    reported_life_s: int | None = None
+    """The life of a token that the endpoint reports, if that is wrong."""
     secret: str = _BASIC
     given: list[str] = field(default_factory=list)
 
@@ -46,13 +46,13 @@ class IdentityProvider:
         else:
             token, _ = self.signer.token(self.life_s)
             self.given.append(token)
-            life_s = self.life_s if self.told_life_s is None else self.told_life_s
+            life_s = self.life_s if self.reported_life_s is None else self.reported_life_s
             answering(200, {"access_token": token, "token_type": "Bearer", "expires_in": life_s})(handler)
 
 
 @contextlib.contextmanager
 def key_server(signer: TokenSigner) -> Iterator[str]:
-    """The URL of the signer's keys."""
+    """Return the URL of the signer's keys."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -73,7 +73,7 @@ def key_server(signer: TokenSigner) -> Iterator[str]:
 
 @contextlib.contextmanager
 def identity_provider(folder: Path, signer: TokenSigner, keys_url: str) -> Iterator[IdentityProvider]:
-    """Its certificate's authority is `endpoint.authority_file`."""
+    """Run a provider. The authority of its certificate is `endpoint.authority_file`."""
     with token_endpoint(folder) as endpoint:
         provider = IdentityProvider(endpoint, keys_url, signer)
         endpoint.respond = provider.respond

@@ -1,4 +1,4 @@
-"""A realm of a test's own: MIT's KDC on the loopback interface, with its database in a folder."""
+"""A realm for one test: MIT's KDC on the loopback interface, with its database in a folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Realm:
 
     @property
     def configuration(self) -> Path:
-        """The krb5.conf, for clients (KRB5_CONFIG) and for brokers."""
+        """Return the krb5.conf, for clients (KRB5_CONFIG) and for brokers."""
         return self.folder / "krb5.conf"
 
     @property
@@ -43,18 +43,18 @@ class Realm:
         return {**os.environ, "KRB5_CONFIG": str(self.configuration), "KRB5_KDC_PROFILE": str(self.folder / "kdc.conf")}
 
     def add(self, name: str) -> Path:
-        """A principal with a random key; gives its keytab."""
+        """Add a principal with a random key, and return its keytab."""
         keytab = self.folder / f"{name.replace('/', '-')}.keytab"
         self._kadmin(f"addprinc -randkey {name}@{REALM}")
         self._kadmin(f"ktadd -k {keytab} {name}@{REALM}")
         return keytab
 
     def change_key(self, name: str) -> None:
-        """What is in keytabs is of no more use."""
+        """Change the key of a principal: its keytabs are then invalid."""
         self._kadmin(f"cpw -randkey {name}@{REALM}")
 
     def ticket(self, name: str, keytab: Path, life: str = "1h") -> str:
-        """A new ticket cache with the principal's ticket."""
+        """Return a new ticket cache with the principal's ticket."""
         cache = f"FILE:{self.folder / secrets.token_hex(4)}.cache"
         self.run("kinit", "-k", "-t", str(keytab), "-c", cache, "-l", life, f"{name}@{REALM}")
         return cache
@@ -73,7 +73,7 @@ class Realm:
 @contextlib.contextmanager
 def realm(folder: Path) -> Iterator[Realm]:
     port = ReservedPort()
-    port.release()  # the KDC takes no port that somebody else is bound to
+    port.release()  # the KDC refuses a port that another process is bound to
     made = Realm(folder)
     made.configuration.write_text(f"""
 [libdefaults]

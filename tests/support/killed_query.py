@@ -1,8 +1,9 @@
 """A query of exactly-once batches without Spark, in processes that are killed: python -m support.killed_query.
 
-The protocol, its tasks and their producers are the real ones; batches, checkpoint and layout stand for Spark's. A
-process runs batch after batch until SIGKILL ends it, by itself before or after a certain request of the driver's, or
-from outside at any time. The next one goes on from the checkpoint, with other partitions and another order of rows.
+The protocol, its tasks and their producers are the real ones. Batches, checkpoint and layout replace those of Spark. A
+process runs batch after batch until SIGKILL ends it: it kills itself before or after a certain request of the driver,
+or the test kills it at any time. The next process goes on from the checkpoint, with other partitions and another order
+of rows.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink.delivery import TaskDelivery
-from spark_kafka_sink.sink.exactly_once.cluster import describe_in_process
+from spark_kafka_sink.sink.exactly_once import session as session_module
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, describe_in_process
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.session import StreamBatch, session
 from spark_kafka_sink.sink.exactly_once.task import ExactlyOnceTask, TaskIdentity
@@ -31,11 +35,11 @@ from spark_kafka_sink.sink.producer_pool import process_pool
 KEYS = 7
 LATEST_KILL_S = 0.25
 DRIVERS_REQUESTS = 18
-"""Requests of a driver in its first batch, the ends of transactions counted one by one."""
+"""Requests of a driver in its first batch; each end of a transaction counts."""
 
 
 class Query(NamedTuple):
-    """What every process of it knows. A batch has `rows` rows."""
+    """The settings that all processes of the query share. A batch has `rows` rows."""
 
     servers: str
     topic: str
@@ -70,7 +74,7 @@ class Query(NamedTuple):
         return str(number % KEYS).encode(), str(number).encode()
 
     def layout(self, batch: int, rng: random.Random) -> list[list[tuple[bytes, bytes]]]:
-        """The batch's rows by task: one to four, some empty; a key's rows are in one task, in their order."""
+        """Return the batch's rows by task: one to four, some empty. The rows of a key are in one task, in order."""
         count = rng.randint(1, 4)
         homes = [rng.randrange(count) for _ in range(KEYS)]
         tasks: list[list[tuple[bytes, bytes]]] = [[] for _ in range(count)]
@@ -79,13 +83,11 @@ class Query(NamedTuple):
             tasks[homes[key]] += [self.row(n) for n in range(first, first + self.rows) if n % KEYS == key]
         return tasks
 
-    def run(self, last_batch: int, seed: int, touch: Callable[[Any], None] = lambda _: None) -> None:
-        """Batches up to `last_batch`; `touch` gets the session first."""
+    def run(self, last_batch: int, seed: int) -> None:
+        """Run batches up to `last_batch`."""
         rng = random.Random(seed)
         config = self.config()
         own = session(self.topic)
-        own._connect(config)
-        touch(own)
         for batch in range(self.finished(), last_batch + 1):
             layout = self.layout(batch, rng)
 
@@ -109,7 +111,7 @@ class Query(NamedTuple):
 
 
 class DyingCluster:
-    """Stands before a driver's cluster and kills the process before (`is_after` False) or after its n-th request."""
+    """Wraps a driver's cluster, and kills the process before (`is_after` False) or after its n-th request."""
 
     def __init__(
         self,
@@ -146,8 +148,20 @@ class DyingCluster:
         return answer
 
 
+def put_before_next_cluster(stand_in: Callable[[KafkaDriverCluster], DyingCluster]) -> None:
+    """Let the next driver session of this process make its requests to what `stand_in` returns."""
+
+    patch = pytest.MonkeyPatch()
+
+    def cluster(*arguments: Any, **named: Any) -> DyingCluster:
+        patch.undo()
+        return stand_in(KafkaDriverCluster(*arguments, **named))
+
+    patch.setattr(session_module, "KafkaDriverCluster", cluster)
+
+
 def in_a_process(run: Callable[[], None]) -> int:
-    """Fork; the child runs and leaves. Its process id."""
+    """Fork. The child calls the function and exits. Return its process id."""
     child = os.fork()
     if child == 0:
         try:
@@ -160,16 +174,17 @@ def in_a_process(run: Callable[[], None]) -> int:
 
 
 def killed_once(query: Query, batches: int, seed: int) -> str:
-    """One process, killed or through. How it ended."""
+    """Run one process, which may be killed. Return how it ended."""
     rng = random.Random(seed)
     number, is_after = rng.randrange(DRIVERS_REQUESTS * 2), rng.random() < 0.5
     dies_by_itself = rng.random() < 0.6
 
-    def touch(own: Any) -> None:
+    def run() -> None:
         if dies_by_itself:
-            own._driver._cluster = DyingCluster(own._driver._cluster, number, is_after)
+            put_before_next_cluster(partial(DyingCluster, number=number, is_after=is_after))
+        query.run(batches - 1, seed)
 
-    child = in_a_process(lambda: query.run(batches - 1, seed, touch))
+    child = in_a_process(run)
     deadline = time.monotonic() + (60 if dies_by_itself else rng.random() * LATEST_KILL_S)
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -181,16 +196,16 @@ def killed_once(query: Query, batches: int, seed: int) -> str:
     return "killed"
 
 
-def kill_many(query: Query, wanted: int, seed: int) -> None:
-    """Processes one after the other until so many were killed, then one that is let through; prints what became."""
+def kill_many(query: Query, expected: int, seed: int) -> None:
+    """Run processes until that many were killed, and then one that is not. Print the outcomes."""
     kills, runs = 0, 0
     ends: dict[str, int] = {}
-    while kills < wanted:
+    while kills < expected:
         how = killed_once(query, query.finished() + 100, seed * 1_000_003 + runs)
         runs += 1
         ends[how] = ends.get(how, 0) + 1
         kills += how.startswith("killed")
-        if runs > 5 * wanted:
+        if runs > 5 * expected:
             raise SystemExit(f"{runs} processes, and {kills} of them killed: {ends}")
     last = query.finished() + 1
     _, status = os.waitpid(in_a_process(lambda: query.run(last, runs)), 0)
@@ -204,8 +219,8 @@ def main() -> None:
     parser.add_argument("--topic", required=True)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kills", type=int, help="kill so many processes")
-    parser.add_argument("--batches", type=int, help="or run so many batches in this one")
+    parser.add_argument("--kills", type=int, help="kill that many processes")
+    parser.add_argument("--batches", type=int, help="or run that many batches in this one")
     parser.add_argument("--decisions", default=DECISION_TOPIC, help="the decision topic")
     options = parser.parse_args()
     query = Query(options.servers, options.topic, options.checkpoint, decisions=options.decisions)

@@ -1,8 +1,8 @@
 """Spark's processes at chosen points: a driver that ends its whole Spark between two ends of transactions, and tasks
-that stop and wait until somebody kills their executor.
+that stop and wait until the test kills their executor.
 
-Nothing of the package knows of it: subclasses stand for the source and the sink. They read what to do in environment
-variables, which every process of a local Spark inherits from its driver.
+The package has no code for this: subclasses replace the source and the sink. They read environment variables, which
+every process of a local Spark inherits from its driver.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 DIES_AT: Final = "KILLED_SPARK_DIES_AT"
-"""Such as "commit 1": in a batch's commit, when one of its transactions is committed. Or "begin 0": at the next start,
-before it commits any transaction of the batch that was decided before.
+"""Such as "commit 1": in a batch's commit, after the commit of one transaction. Or "begin 0": at the next start, before
+it commits any transaction of the last decided batch.
 """
 HOLDS: Final = "KILLED_SPARK_HOLDS"
-"""A folder. A file of a point's name in it stops the next task that comes there."""
+"""A folder. A file with the name of a point stops the next task that comes to that point."""
 POINTS: Final = ("rows", "prepared")
-"""Of a task: half a batch of rows is sent; all is acknowledged, and nobody told."""
+"""Points of a task: half a batch of rows is sent; all rows are acknowledged, and the driver has no report yet."""
 _HOLD_S: Final = 120
 
 
 def kill_session(leader: int) -> None:
-    """Kill every process of a session; the caller last if it belongs to the session."""
+    """Kill every process of a session; the caller last, if it belongs to the session."""
     own, session = os.getpid(), os.getsid(leader)
     for process in psutil.process_iter():
         try:
@@ -56,7 +56,7 @@ def kill_session(leader: int) -> None:
 
 
 class KilledDriver(ExactlyOnceDriver):
-    """Ends its Spark at the point of DIES_AT, in the first batch that has more transactions than are to be ended."""
+    """Ends its Spark at the point of DIES_AT, in the first batch with more transactions than end before that."""
 
     _place = ""
 
@@ -84,13 +84,13 @@ def hold(point: str) -> None:
     """Stop here if the test requests it. The file's new name has the process id. Raises TimeoutError without a kill."""
     if HOLDS not in os.environ:
         return
-    wanted = Path(os.environ[HOLDS]) / point
+    point_file = Path(os.environ[HOLDS]) / point
     try:
-        wanted.rename(wanted.with_name(f"{point}.{os.getpid()}"))
+        point_file.rename(point_file.with_name(f"{point}.{os.getpid()}"))
     except FileNotFoundError:
         return
     time.sleep(_HOLD_S)
-    raise TimeoutError(f"held at {point!r} for {_HOLD_S} s, and nobody killed this")
+    raise TimeoutError(f"held at {point!r} for {_HOLD_S} s, and no test killed this process")
 
 
 def by_halves(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -103,7 +103,7 @@ def by_halves(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class KilledSource(KafkaSinkDataSource):
-    """`format("kafka_sink")` with a `KilledDriver` and tasks that hold."""
+    """`format("kafka_sink")` with a `KilledDriver` and tasks that stop."""
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KafkaStreamWriter:  # noqa: N802 - Spark's
         made = super().streamWriter(schema, overwrite)
@@ -117,18 +117,18 @@ class KilledWriter(KafkaStreamWriter):
             yield KilledDriver(made.prefix, made._cluster, made._wall_ms)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
-        told = super().write(by_halves(iterator))
+        report = super().write(by_halves(iterator))
         hold("prepared")
-        return told
+        return report
 
 
 class KilledSink(KafkaSink):
-    """`KafkaSink` with tasks that hold. Its driver is the one that `session` makes."""
+    """`KafkaSink` with tasks that stop. `session` makes its driver."""
 
     def _run_tasks(self, df: DataFrame, write_task: Any, report_ddl: str) -> list[Row]:
         def held_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            told = list(write_task(by_halves(batches)))
+            report = list(write_task(by_halves(batches)))
             hold("prepared")
-            return iter(told)
+            return iter(report)
 
         return super()._run_tasks(df, held_task, report_ddl)

@@ -9,7 +9,7 @@ from support.background import Background
 
 _PAUSE_S: Final = 0.01
 _STALL_S: Final = 0.01
-"""Less is how every thread wakes up."""
+"""A shorter delay is normal for every thread."""
 
 
 class Lateness(Background):
@@ -22,7 +22,7 @@ class Lateness(Background):
 
     def stop(self) -> None:
         super().stop()
-        self._step()  # of a stall at the end others may wake before the thread
+        self._step()  # after a stall other threads may wake before this one
 
     def _step(self) -> None:
         now = time.monotonic()
@@ -31,7 +31,7 @@ class Lateness(Background):
         self._last = now
 
     def worst_s(self, window_s: float) -> float:
-        """The most that this thread was late altogether within any `window_s` seconds."""
+        """Return the longest total delay of this thread within any `window_s` seconds."""
         ends = [now for now, _ in self._stalls]
         return max((sum(late for at, late in self._stalls if end - window_s <= at <= end) for end in ends), default=0)
 

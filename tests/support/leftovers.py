@@ -1,4 +1,4 @@
-"""What a process has open and running: to be compared before and after a test."""
+"""The open descriptors, threads, children and files of a process, compared before and after a test."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import psutil
 
 
 def file_descriptors() -> list[str]:
-    """Sockets, pipes and the like that this process has open."""
+    """Return the sockets, pipes and other descriptors that this process has open."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
             found.append(os.readlink(f"/proc/self/fd/{name}"))
-        except FileNotFoundError:  # the listing's own
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
     return found
 
 
 def _processes() -> list[str]:
-    """But for Spark's Python workers, which it keeps for the next task."""
+    """Return child processes except Spark's Python workers, which it keeps for the next task."""
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
@@ -49,15 +49,15 @@ _LOOKS: dict[str, Callable[[], list[str]]] = {
 
 
 class Leftovers:
-    """Remembers what there is when it is made. Descriptors are compared by number, since sockets that are kept open may
-    be made anew; whatever there is less of than before is no leftover.
+    """Remembers the state at its creation. Descriptors are compared by number, because a kept socket may be replaced by
+    a new one. A smaller number is never a leftover.
     """
 
     def __init__(self) -> None:
         self._before = {what: look() for what, look in _LOOKS.items()}
 
     def found(self, within_s: float = 5.0) -> list[str]:
-        """What there is more of than before, once it has had time to go."""
+        """Return all that is more than before, after some time to end."""
         deadline = time.monotonic() + within_s
         while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The second opinion: topics written and read by librdkafka, with every checksum checked."""
+"""Topics written and read by librdkafka, an independent client that checks every checksum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def produce(
     timestamp_ms: int | None = None,
     timeout_s: float = 30.0,
 ) -> None:
-    """Send values with acks=all and wait until every one is acknowledged. `timestamp_ms`: of each, else it is now."""
+    """Send values with acks=all and wait until all are acknowledged. `timestamp_ms`: of each record; default: now."""
     producer = Producer({"bootstrap.servers": bootstrap_servers, "acks": "all"})
     failures: list[KafkaError] = []
 
@@ -39,8 +39,8 @@ def read_topic(
     timeout_s: float = 30.0,
     isolation_level: str = "read_committed",
 ) -> list[Message]:
-    """Every record of a topic, by partition and offset; under read_committed none of an aborted or open transaction,
-    nor any after the first open one.
+    """Return every record of a topic, by partition and offset. Under read_committed it has no records of an aborted or
+    open transaction, or after the first open one.
     """
     consumer = Consumer(
         {
@@ -51,11 +51,11 @@ def read_topic(
             "enable.partition.eof": True,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 10,  # at the end it waits for more that long
+            "fetch.wait.max.ms": 10,  # at the end it waits that long for more records
         }
     )
     try:
-        # From offset 0 rather than from "the beginning", which takes it half a second to look up.
+        # Offset 0 instead of "the beginning", because that lookup takes half a second.
         consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
         records: list[Message] = []
         ended: set[int] = set()
@@ -76,7 +76,7 @@ def read_topic(
 
 
 def place_of(message: Message) -> tuple[int, int]:
-    """Return the partition and the offset of a message that a consumer gave."""
+    """Return the partition and the offset of a message that a consumer returned."""
     partition, offset = message.partition(), message.offset()
     assert partition is not None
     assert offset is not None
@@ -98,7 +98,7 @@ def read_values(
     timeout_s: float = 30.0,
     isolation_level: str = "read_committed",
 ) -> list[str]:
-    """The values of `read_topic`, as text."""
+    """Return the values of `read_topic`, as text."""
     records = read_topic(bootstrap_servers, topic, partitions, timeout_s=timeout_s, isolation_level=isolation_level)
     return [text_of(record) for record in records]
 

@@ -45,8 +45,8 @@ num.partitions=1
 
 @contextmanager
 def old_kafka(version: str, folder: Path) -> Iterator[str]:
-    """Start release `version` below `folder` and give its bootstrap.servers; both JVMs are killed at the end, also
-    where this process is killed.
+    """Start release `version` below `folder`, and yield its bootstrap.servers. Both JVMs are killed at the end, also if
+    this process is killed.
     """
     jars = ":".join(map(str, fetch_jars(LOCKS / f"kafka-{version}.lock.json")))
     log_file = folder / "log4j.properties"

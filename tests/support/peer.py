@@ -1,4 +1,4 @@
-"""A peer on a real socket that does what the test says, and what tests of the selector do over and over."""
+"""A peer on a real socket that the test controls, and steps that tests of the selector repeat."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT_S = 10.0
 
 
 class Peer:
-    """A listener whose accepted connections the test drives by hand."""
+    """A listener with connections that the test controls."""
 
     def __init__(self, receive_buffer: int | None = None) -> None:
         self.listener = socket.socket()
@@ -80,5 +80,5 @@ def open_files() -> int:
 
 
 def socket_of(selector: Selector, connection_id: str = "1") -> socket.socket:
-    """A second handle on the connection's own socket, to read its options."""
+    """Return a second handle on the connection's socket, to read its options."""
     return socket.socket(fileno=os.dup(selector._channels[connection_id].transport.fileno()))

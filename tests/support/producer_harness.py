@@ -38,7 +38,7 @@ _TURNS_WITHOUT_TIME = 2_000
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """One `send` and what became of it. `calls` are its callback's; more than one is a fault."""
+    """One `send` and its outcome. `calls` are those of its callback; more than one is a fault."""
 
     topic: str
     value: bytes | str | None
@@ -63,7 +63,7 @@ class Delivery:
 
     @property
     def metadata(self) -> RecordMetadata | None:
-        """Of a record that was acknowledged."""
+        """The metadata of an acknowledged record."""
         return self.calls[0][0] if self.calls and self.error is None else None
 
     @property
@@ -108,10 +108,9 @@ class DrivenProducer(KafkaProducer):
 
 
 class ProducerHarness:
-    """Everything of one producer within reach.
+    """All parts of one producer. `settings` are Kafka's producer keys; bootstrap.servers is filled in.
 
-    `settings` are Kafka's producer keys; bootstrap.servers is filled in. `topics`: partitions by name. `on_turn`, if
-    set, is called before every turn: the place for a simulation's faults.
+    `topics`: partitions by name. `on_turn`, if set, is called before every turn, for the faults of a simulation.
     """
 
     selector_class: type[FakeSelector] = FakeSelector
@@ -169,7 +168,7 @@ class ProducerHarness:
         return self.clock.now_ms()
 
     def turn(self, max_ms: int | None = None) -> None:
-        """One turn of the Sender, its poll no longer than `max_ms`."""
+        """Run one turn of the Sender, with a poll of at most `max_ms`."""
         self.turns += 1
         if self.on_turn is not None:
             self.on_turn()
@@ -177,8 +176,14 @@ class ProducerHarness:
             self.selector.at(self.now_ms + max_ms, self.selector.wakeup)
         self.producer.sender.run_once()
 
+    def turn_of_thread(self) -> None:
+        """A turn as the Sender's thread runs it: a fault in it marks the producer as failed, and does not end the
+        thread.
+        """
+        self.producer.sender._run_safely()
+
     def run_until(self, condition: Callable[[], object], limit_ms: int = 300_000) -> None:
-        """Turns until the condition holds. Fails after `limit_ms`, and when turns go by and time does not."""
+        """Run turns until the condition holds. Fails after `limit_ms`, or if turns pass and the clock does not."""
         deadline_ms = self.now_ms + limit_ms
         moved_ms, moved_turn = self.now_ms, self.turns
         while not condition():
@@ -193,7 +198,7 @@ class ProducerHarness:
         self.run_until(lambda: self.now_ms >= deadline_ms, duration_ms + 1)
 
     def _wait(self, timeout_ms: int) -> None:
-        """What the Sender's thread does while an application thread waits."""
+        """Run the Sender's turns while an application thread waits."""
         before_ms = self.now_ms
         self.turn(timeout_ms)
         if self.now_ms == before_ms and not self.client.has_in_flight_requests():
@@ -204,7 +209,7 @@ class ProducerHarness:
     def send(
         self, value: bytes | str | None = b"value", topic: str = TOPIC, partition: int | None = None, **more: Any
     ) -> Delivery:
-        """`KafkaProducer.send`, with its outcome written down."""
+        """Call `KafkaProducer.send`, and note the outcome."""
         delivery = Delivery(topic, value, self.now_ms)
 
         def note(metadata: RecordMetadata, error: KafkaError | None) -> None:
@@ -227,7 +232,9 @@ class ProducerHarness:
         return self.producer.write(data, topic, **names)
 
     def warm_up(self, *topics: str) -> None:
-        """Metadata, connections and, with idempotence, a producer id: one record to each partition, acknowledged."""
+        """Send one record to each partition and wait for the acknowledgement: metadata, connections and, with
+        idempotence, a producer id are then there.
+        """
         for topic in topics or (TOPIC,):
             for partition in range(len(self.cluster.topics[topic].partitions)):
                 self.send(b"warm-up", topic, partition)
@@ -236,7 +243,7 @@ class ProducerHarness:
         self.deliveries.clear()
 
     def settle(self, limit_ms: int = 300_000) -> None:
-        """Turns until every delivery has its outcome."""
+        """Run turns until every delivery has its outcome."""
         self.run_until(lambda: all(delivery.is_settled for delivery in self.deliveries), limit_ms)
 
     def flush(self, limit_ms: int = 300_000) -> None:
@@ -253,7 +260,7 @@ class ProducerHarness:
         self.producer.close()
         self.producer.sender.run()
 
-    # ---- looking -----------------------------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------------------------
 
     @property
     def identity(self) -> ProducerIdentity:
@@ -264,22 +271,22 @@ class ProducerHarness:
 
     @property
     def known_topics(self) -> tuple[str, ...]:
-        """The topics that the next full Metadata request names."""
+        """Return the topics that the next full Metadata request names."""
         return self.metadata.new_metadata_request_builder().topics or ()
 
     @property
     def memory_in_use(self) -> int:
-        """Bytes of buffer.memory not given back."""
+        """The bytes of buffer.memory that were not given back."""
         pool = self.accumulator.pool
         return pool.total_memory - pool.available_memory
 
     def values(self, topic: str = TOPIC, partition: int = 0) -> list[bytes | None]:
-        """The values in a partition's log, in order, but for `warm_up`'s."""
+        """Return the values in a partition's log, in order, without those of `warm_up`."""
         records = self.cluster.records(topic)[partition]
         return [record.value for record in records if record.value != b"warm-up"]
 
     def sent_batches(self, topic: str = TOPIC) -> int:
-        """How many batches for the topic the brokers were asked to take."""
+        """Return the number of batches for the topic that the brokers received."""
         return sum(
             len(each.partition_data)
             for exchange in self.cluster.requests_of(ApiKey.PRODUCE)

@@ -1,4 +1,4 @@
-"""Entities of kio's classes with random contents: what a peer may send, as far as the schema says."""
+"""Entities of kio's classes with random contents: all that the schema allows a peer to send."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _UINT_BITS = {"uint8": 8, "uint16": 16, "uint32": 32}
 
 
 def random_entity(entity_type: Any, random: Random) -> Any:
-    """Every field random; arrays of up to three items, nulls where they may be."""
+    """Return an entity with random fields; arrays of up to three items, nulls if they are allowed."""
     return entity_type(**{field.name: _field(field, random) for field in dataclasses.fields(entity_type)})
 
 
 def response_payload(entity: Any, correlation_id: int) -> bytes:
-    """The response's frame without its size, written by kio."""
+    """Return the response's frame without its size, written by kio."""
     header_type = type(entity).__header_schema__
     buffer = io.BytesIO()
     entity_writer(header_type)(buffer, header_type(correlation_id=correlation_id))

@@ -1,4 +1,4 @@
-"""The record batches of a partition as its leader holds them: headers, sequences and sizes, not only records."""
+"""The record batches of a partition as its leader stores them: with headers, sequences and sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTITION_BYTES = 32 * 1024 * 1024
 def read_batches(
     bootstrap_servers: str, topic: str, partition: int = 0, *, timeout_s: float = 30.0
 ) -> list[DecodedBatch]:
-    """The batches from offset 0 on, as many as one response holds."""
+    """Return the batches from offset 0 on, up to the limit of one response."""
     config = ProducerConfig.from_mapping({"bootstrap.servers": bootstrap_servers})
     clock, rng = SystemClock(), random.Random()
     metadata = TopicsMetadata([topic], 50, 50, 60_000, rng)
@@ -30,8 +30,8 @@ def read_batches(
         while (leader := metadata.current_leader(place).leader) is None:
             assert not timer.is_expired, f"{place} has no leader after {timeout_s} s"
             client.await_metadata_update(timer)
-        wanted = FetchPartition(partition, 0, PARTITION_BYTES, -1)
-        future = client.send(leader, FetchRequest({topic: [wanted]}, max_wait_ms=10))
+        asked = FetchPartition(partition, 0, PARTITION_BYTES, -1)
+        future = client.send(leader, FetchRequest({topic: [asked]}, max_wait_ms=10))
         client.poll_until(future, timer)
         assert future.is_done(), f"{place} was not read within {timeout_s} s"
         ((answer,),) = (found.partitions for found in future.value().body.responses)

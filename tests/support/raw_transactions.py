@@ -1,5 +1,6 @@
-"""A transaction's writer of single requests, without a producer: what a task does, step by step. Works over any
-`ClusterClient`, on real and scripted clusters.
+"""Writes a transaction by single requests, without a producer, as a task does.
+
+Works over any `ClusterClient`, on real and scripted clusters.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.request_client import RequestClient
+from spark_kafka_sink.admin.topics import TopicsMetadata
+from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import error_for_code
 from spark_kafka_sink.common.open_transaction import OpenTransaction
@@ -39,15 +43,27 @@ TIMEOUT_MS = 60_000
 
 
 class RawTransactions:
-    """Writes as transactional ids under one transaction version."""
+    """Writes under transactional ids, in one transaction version."""
 
     def __init__(self, coordinator: ClusterClient, version: int) -> None:
         self.coordinator = coordinator
         self.version = version
         self._sequences: dict[tuple[int, int, TopicPartition], int] = {}
 
+    @property
+    def _client(self) -> RequestClient:
+        return self.coordinator._client
+
+    @property
+    def _metadata(self) -> TopicsMetadata:
+        return self.coordinator._metadata
+
+    @property
+    def _clock(self) -> Clock:
+        return self.coordinator._clock
+
     def begin(self, transactional_id: str, timeout_ms: int = TIMEOUT_MS) -> OpenTransaction:
-        """A new epoch, with nothing in it yet."""
+        """Begin a new epoch, with an empty transaction."""
         timer = self.coordinator.timer(LIMIT_MS)
         given = self.coordinator.transactions.init_producer_id(transactional_id, timeout_ms, timer)
         return OpenTransaction.of(transactional_id, given, self.version)
@@ -58,7 +74,7 @@ class RawTransactions:
             node = self.coordinator_of(TRANSACTION, name)
             request = AddPartitionsToTxnRequest(name, *open_.producer, {place.topic: [place.partition]})
             self._ask(node, request, lambda body: _add_code(body))
-        self._produce(open_, place, values)
+        self.produce(open_, place, values)
 
     def mark(self, open_: OpenTransaction, group: str, place: TopicPartition, offset: int, metadata: str) -> None:
         """Commit an offset for a group, in the transaction."""
@@ -70,7 +86,7 @@ class RawTransactions:
         request = TxnOffsetCommitRequest(name, *open_.producer, group, commits, transaction_version=self.version)
         self._ask(self.coordinator_of(GROUP, group), request, lambda body: _offset_code(body))
 
-    def _produce(self, open_: OpenTransaction, place: TopicPartition, values: tuple[str, ...]) -> None:
+    def produce(self, open_: OpenTransaction, place: TopicPartition, values: tuple[str, ...]) -> None:
         run = encode_rows(None, list(values), None, [1_000] * len(values), 0, 1_000)
         key = (open_.producer_id, open_.producer_epoch, place)
         sequence = self._sequences.get(key, 0)
@@ -87,40 +103,40 @@ class RawTransactions:
         )
         batches = {place.topic: [(place.partition, RecordChunks(sealed.buffers))]}
         self.coordinator.topics.list_offsets([place], -2, self.coordinator.timer(LIMIT_MS))
-        leader = self.coordinator._metadata.current_leader(place).leader
+        leader = self._metadata.current_leader(place).leader
         assert leader is not None
         request = ProduceRequest(-1, 5_000, batches, open_.transactional_id, self.version)
         self._ask(leader, request, lambda body: _produce_code(body))
         self._sequences[key] = sequence + len(values)
 
     def coordinator_of(self, key_type: int, key: str) -> Node:
-        """The node that coordinates the group or transactional id now."""
+        """Return the node that coordinates the group or transactional id now."""
         timer = self.coordinator.timer(LIMIT_MS)
         while True:
-            node = self.coordinator._client.least_loaded_node()
+            node = self._client.least_loaded_node()
             assert node is not None
-            future = self.coordinator._client.send(node, FindCoordinatorRequest(key, key_type))
-            assert self.coordinator._client.poll_until(future, timer), f"no node said where {key} is coordinated"
+            future = self._client.send(node, FindCoordinatorRequest(key, key_type))
+            assert self._client.poll_until(future, timer), f"no node named the coordinator of {key}"
             found = coordinator_of(future.value().body, key)
             assert found is not None
             if not found.error_code:
                 return Node(found.node_id, found.host, found.port)
             if found.error_code not in _RETRIED or timer.is_expired:
                 raise error_for_code(found.error_code)
-            self.coordinator._clock.sleep_ms(20)
+            self._clock.sleep_ms(20)
 
     def _ask(self, node: Node, request: Request, code_of: Any) -> None:
-        """Send until it is taken; raises what is not retriable."""
+        """Send until it succeeds; raises errors that are not retriable."""
         timer = self.coordinator.timer(LIMIT_MS)
         while True:
-            future = self.coordinator._client.send(node, request)
-            assert self.coordinator._client.poll_until(future, timer), f"{request} was not answered"
+            future = self._client.send(node, request)
+            assert self._client.poll_until(future, timer), f"{request} was not answered"
             code = code_of(future.value().body)
             if not code:
                 return
             if code not in _RETRIED or timer.is_expired:
                 raise error_for_code(code)
-            self.coordinator._clock.sleep_ms(20)
+            self._clock.sleep_ms(20)
 
 
 def _add_code(body: Any) -> int:

@@ -1,4 +1,4 @@
-"""The golden vectors of the Java client, and records in one plain shape for all readers."""
+"""The golden vectors of the Java client, and records in one plain form for all readers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plain(batch: DecodedBatch) -> list[PlainRecord]:
 
 
 def read_by_kio(data: bytes) -> list[PlainRecord]:
-    """The records of one uncompressed batch, read by kio. It knows no timestamps below zero."""
+    """Return the records of one uncompressed batch, read by kio, which supports no timestamps below zero."""
     batch, size = read_batch(data, 0)
     assert size == len(data)
     return [

@@ -1,6 +1,6 @@
-"""A pytest plugin that puts a kernel built with sanitizers in place of the installed one: see `make sanitizers`.
+"""A pytest plugin that replaces the installed kernel by one built with sanitizers: see `make sanitizers`.
 
-`SANITIZED_KERNEL` is the path of the built module. Fails where it is missing, so that no run passes without it.
+`SANITIZED_KERNEL` is the path of the built module. If it is missing the run fails, so that no run passes without it.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ def _identity(text: str) -> str:
 
 
 class ScramServer:
-    """One exchange. `twist_first` and `twist_final` change what it says; `check_proof` off lets anybody in, as a server
-    that does not know the password has to.
+    """One exchange. `twist_first` and `twist_final` change its messages. With `check_proof` off it accepts any client,
+    like a server that does not know the password.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class ScramServer:
         self._first_bare = ""
         self._first = ""
 
-    def hear_first(self, message: bytes) -> bytes:
+    def on_client_first(self, message: bytes) -> bytes:
         header, _, bare = message.decode().partition(",,")
-        assert header == "n", "channel binding that nobody asked for"
+        assert header == "n", "channel binding without a request for it"
         pieces = dict(piece.split("=", 1) for piece in bare.split(","))
         self.username = pieces["n"].replace("=2C", ",").replace("=3D", "=")
         self.is_token = pieces.get("tokenauth") == "true"
@@ -52,8 +52,8 @@ class ScramServer:
         self._first = self.twist_first(f"r={pieces['r']}{self.nonce},s={salt},i={self.iterations}")
         return self._first.encode()
 
-    def hear_final(self, message: bytes) -> bytes | None:
-        """None where the client's proof is wrong."""
+    def on_client_final(self, message: bytes) -> bytes | None:
+        """Return the answer to the final message, None if the client's proof is wrong."""
         without_proof, _, proof = message.decode().rpartition(",p=")
         auth_message = f"{self._first_bare},{self._first},{without_proof}".encode()
         password = self.users.get(self.username)

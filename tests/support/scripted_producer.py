@@ -107,7 +107,7 @@ class ScriptedProducer:
 
 
 class ScriptedPool(ProducerPool):
-    """A pool of one scripted producer, or of those that `create` makes."""
+    """A pool of one scripted producer, or of the producers that `create` makes."""
 
     def __init__(
         self, create: ScriptedProducer | Callable[[ProducerConfig], ScriptedProducer], clock: Clock | None = None

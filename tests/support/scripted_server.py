@@ -1,5 +1,5 @@
-"""The scripted cluster on real sockets: one thread, one listener per node on 127.0.0.1. The thread is the tests', not
-the package's.
+"""The scripted cluster on real sockets: one thread, one listener per node on 127.0.0.1. The thread belongs to the
+tests, not to the package.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Client:
 class ScriptedServer:
     """A context manager. While it runs, hold `lock` to look at or change the cluster.
 
-    Leaving it raises what went wrong in the thread, such as a request that does not parse.
+    At the end it raises the error of its thread, such as a request that does not parse.
     """
 
     def __init__(self, cluster: ScriptedCluster) -> None:
@@ -73,7 +73,7 @@ class ScriptedServer:
         return [f"{node.host}:{node.port}" for node in self.cluster.nodes.values()]
 
     def start_node(self, node_id: int) -> None:
-        """Listen, on the port of before where there was one."""
+        """Listen, on the same port as before if there was one."""
         with self.lock:
             node = self.cluster.nodes[node_id]
             port = node.port if node.host == "127.0.0.1" else 0
@@ -85,7 +85,7 @@ class ScriptedServer:
             self._poller.register(listener, selectors.EVENT_READ, node_id)
 
     def stop_node(self, node_id: int) -> None:
-        """Listen no more, and end the node's connections."""
+        """Stop to listen, and end the node's connections."""
         with self.lock:
             self.cluster.live_node_ids.discard(node_id)
             listener = self._listeners.pop(node_id, None)
@@ -95,7 +95,7 @@ class ScriptedServer:
             self.cut(node_id)
 
     def cut(self, node_id: int, *, reset: bool = False) -> None:
-        """End the node's connections; with `reset` by RST rather than FIN."""
+        """End the node's connections; with `reset` by RST instead of FIN."""
         with self.lock:
             for client in [client for client in self._clients if client.node_id == node_id]:
                 if reset:
@@ -112,7 +112,7 @@ class ScriptedServer:
                     for key, events in ready:
                         self._process(key, events)
                     self._send_due()
-                except BaseException as error:  # the test's own thread raises it
+                except BaseException as error:  # the test's thread raises it
                     self._errors.append(error)
 
     def _timeout_s(self) -> float:

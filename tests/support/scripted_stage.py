@@ -1,8 +1,9 @@
-"""A producer and a scripted cluster, over real sockets; what was sent is compared with what lies in the logs."""
+"""A producer and a scripted cluster, over real sockets; the sent records are compared with the logs."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -13,7 +14,6 @@ from support.history import History, Outcome, Read, Sent
 from support.lateness import Stopwatch
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import ScriptedCluster
-from support.scripted_broker.partition_log import PartitionLog
 from support.scripted_server import ScriptedServer
 from support.workload import Ledger, assert_kept
 
@@ -33,7 +33,7 @@ _LATEST_S = 10
 
 
 class Scripted:
-    """A scripted cluster on sockets with a topic of two partitions, a producer, and what it sent."""
+    """A scripted cluster on sockets with a topic of two partitions, a producer, and the records that it sent."""
 
     def __init__(self, start_producer: StartProducer, timeline: Timeline, nodes: int = 1, **options: Any) -> None:
         self.cluster = ScriptedCluster(nodes, **options)
@@ -47,20 +47,20 @@ class Scripted:
         return self._start(",".join(self.server.bootstrap_servers), **FAST | settings)
 
     def send(self, producer: KafkaProducer, number: int = 1, partition: int = 0) -> list[Sent]:
-        """Send so many records, one a batch where batch.size says so; the outcome comes to the ledger."""
+        """Send that many records, one in each batch if batch.size allows no more. Their outcomes go to the ledger."""
         records = [self.ledger.add(("t", partition)) for _ in range(number)]
         for record in records:
             producer.send("t", record.value, partition=partition, on_completion=self.ledger.of_row(record))
         return records
 
     def deliver(self, producer: KafkaProducer, number: int = 1, partition: int = 0) -> None:
-        """Send, and see every record acknowledged."""
+        """Send, and check that every record is acknowledged."""
         records = self.send(producer, number, partition)
         producer.flush(30)
         assert [record.outcome for record in records] == [Outcome.YES] * number, self.ledger.errors[:3]
 
     def check(self) -> None:
-        """What lies in the logs is what was acknowledged."""
+        """Check that the logs contain the acknowledged records."""
         self.ledger.check()
         assert all(record.outcome is not Outcome.UNKNOWN for record in self.ledger.sent), "a record without outcome"
         with self.server.lock:
@@ -87,30 +87,38 @@ class TableStage:
     def __init__(self, stage: Scripted, settings: Mapping[str, Any]) -> None:
         self._stage = stage
         self._producer = cache(lambda: stage.producer(**settings))
+        self.topic = "t"
 
     def send(self, number: int = 1, partition: int = 0) -> None:
         self._stage.send(self._producer(), number, partition)
 
-    def deliver(self, number: int = 1, partition: int = 0) -> None:
+    def deliver(self, number: int = 1, partition: int = 0) -> list[int]:
         self.send(number, partition)
         self._producer().flush(30)
         assert {record.outcome for record in self._stage.ledger.sent} == {Outcome.YES}, self._stage.ledger.errors[:3]
+        return [-1 if record.offset is None else record.offset for record in self._stage.ledger.sent[-number:]]
 
-    def on(self, api_key: int, hook: faults.Hook, times: int | None = 1) -> object:
+    def wait(self, duration_ms: int) -> None:
+        time.sleep(duration_ms / 1000)
+
+    def watch(self) -> Stopwatch:
+        return Stopwatch()
+
+    def on(self, api_key: int, hook: faults.Hook, times: int | None = 1) -> faults.Script:
         return self._stage.on(api_key, hook, times=times)
 
     def requests(self, api_key: int) -> int:
         return self._stage.requests(api_key)
 
     @contextlib.contextmanager
-    def log(self, partition: int = 0) -> Iterator[PartitionLog]:
+    def cluster(self) -> Iterator[ScriptedCluster]:
         with self._stage.server.lock:
-            yield self._stage.cluster.log("t", partition)
+            yield self._stage.cluster
 
 
 @pytest.fixture
 def scripted(start_producer: StartProducer, timeline: Timeline) -> Iterator[Callable[..., Scripted]]:
-    """`scripted(nodes=1, ...)` starts a cluster; it is stopped when the row is over."""
+    """`scripted(nodes=1, ...)` starts a cluster, which is stopped after the row."""
     with contextlib.ExitStack() as stack:
 
         def start(nodes: int = 1, **options: Any) -> Scripted:
@@ -125,7 +133,7 @@ Start = Callable[..., Scripted]
 
 
 def outcome_by(deadline_s: float, producer: KafkaProducer, records: list[Sent]) -> None:
-    """Every record has an outcome within this time. The lateness of the machine does not count."""
+    """Check that every record has an outcome within this time, without the lateness of the machine."""
     with Stopwatch() as watch:
         producer.flush(deadline_s + _LATEST_S)
     assert watch.own_s <= deadline_s, f"{watch.took_s:.2f} s"

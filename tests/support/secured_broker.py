@@ -1,4 +1,4 @@
-"""One real broker for the whole session with a listener for every way to connect, and what its clients need."""
+"""One real broker for the whole session, with a listener for every way to connect, and the data for its clients."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ LISTENERS = {"SSL": "SSL", "MTLS": "SSL", "SASL_PLAINTEXT": "SASL_PLAINTEXT", "S
 
 @dataclass(frozen=True)
 class SecuredBroker:
-    """`kafka.secured_servers(listener)` for a listener of LISTENERS; MTLS wants a client certificate."""
+    """`kafka.secured_servers(listener)` for a listener of LISTENERS. MTLS requires a client certificate."""
 
     kafka: EmbeddedKafka
     authority: Authority
-    """Whose certificates the broker has and takes."""
+    """Issues the certificates of the broker and of its clients."""
     authority_file: Path
 
     @property
     def admin(self) -> Admin:
-        """Over the PLAINTEXT listener, where everything is allowed."""
+        """Return an admin over the PLAINTEXT listener, which allows everything."""
         return Admin(self.kafka.bootstrap_servers)
 
     def settings(self, listener: str, prefix: str = "") -> dict[str, str]:
-        """Producer settings for the listener, but for who logs in; each key begins with `prefix`."""
+        """Return producer settings for the listener, without the user; each key begins with `prefix`."""
         settings = {
             "bootstrap.servers": self.kafka.secured_servers(listener),
             "security.protocol": LISTENERS[listener],
@@ -49,13 +49,12 @@ def secured_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured
         listeners=LISTENERS,
         keystore=authority.issue().write(folder / "broker.pem"),
         truststore=authority_file,
-        certificate_wanted=frozenset({"MTLS"}),
+        requires_certificate=frozenset({"MTLS"}),
         users=USERS,
         authorizes=True,
         super_users=("User:alice", "User:CN=alice"),
     )
-    # A master key for delegation tokens; without one a broker issues none.
-    # Sessions that end, for one of the ways in.
+    # A broker issues delegation tokens only with a master key. The sessions of one listener end.
     properties: dict[str, str | int] = {
         "delegation.token.secret.key": "master",
         "listener.name.sasl_plaintext.scram-sha-512.connections.max.reauth.ms": 5_000,

@@ -1,7 +1,7 @@
-"""`spark`: one SparkSession of two cores for the whole session of tests.
+"""`spark`: one SparkSession with two cores for the whole test session.
 
-It has the jars of Spark's own Kafka sink if a test of the session asks for `spark_sink`, and else none but its own.
-`own_spark_home`: for a Spark that leaves files where it is installed.
+It has the jars of Spark's own Kafka sink only if a test of the session uses `spark_sink`. `own_spark_home`: for a Spark
+that leaves files in its folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPARK_SINK_LOCK = KAFKA_LOCK.with_name("spark-sql-kafka.lock.json")
 
 @pytest.fixture
 def own_spark_home(tmp_path: Path) -> Path:
-    """PySpark's folder by links: executors of local-cluster work below it, and leave their logs there."""
+    """Return a folder with links to PySpark: executors of local-cluster work below it, and leave their logs there."""
     import pyspark
 
     home = tmp_path / "spark"
@@ -38,7 +38,7 @@ def own_spark_home(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def spark_sink() -> str:
-    """The name of the format by which `spark` writes through Spark's own sink."""
+    """Return the format name of Spark's own sink for `spark`."""
     return "kafka"
 
 
@@ -48,7 +48,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    # A JVM that runs takes no more jars: whether they are wanted is known by now, from the tests that are to run.
+    # A running JVM loads no more jars. The selected tests show whether one needs them.
     needs_jars = any("spark_sink" in getattr(item, "fixturenames", ()) for item in request.session.items)
     session = (
         SparkSession.builder.master("local[2]")

@@ -1,5 +1,5 @@
-"""What a Spark application has running that a sink could leave behind: threads of the driver's Python, processes below
-it, and the threads and connections to a broker of the Python processes among them.
+"""The parts of a Spark application that a sink could leave behind: threads of the driver's Python, processes below it,
+and the threads and connections to a broker of its Python processes.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import psutil
 
 
 class PythonProcess(NamedTuple):
-    """A daemon or worker of PySpark's."""
+    """A daemon or worker of PySpark."""
 
     pid: int
     threads: int
     connections: int
-    """To the broker, in any state but closed."""
+    """Connections to the broker, in any state but closed."""
 
 
 class Look(NamedTuple):
-    """One look at it."""
+    """The state at one time."""
 
     threads: Counter[str]
-    """Of this process, by name."""
+    """Threads of this process, by name."""
     others: Counter[str]
-    """Processes that are no PySpark workers, by name."""
+    """Processes that are not PySpark workers, by name."""
     pythons: tuple[PythonProcess, ...]
 
     @classmethod
     def at(cls, port: int) -> Look:
-        """From the driver's process, with connections to a broker that listens on `port`."""
+        """Return the state as seen from the driver's process, with connections to a broker that listens on `port`."""
         others: Counter[str] = Counter()
         pythons = []
         for child in psutil.Process().children(recursive=True):
@@ -52,14 +52,14 @@ class Look(NamedTuple):
 
     @property
     def fullest(self) -> tuple[int, int]:
-        """The most threads and the most connections that any of the Python processes has."""
+        """Return the highest number of threads and of connections that a Python process has."""
         threads = max((each.threads for each in self.pythons), default=0)
         return threads, max((each.connections for each in self.pythons), default=0)
 
     def more_than(self, before: Look) -> list[str]:
-        """What there is now and was not then. Workers come and go: none may have more connections than the fullest had,
-        or two threads more (one may be Arrow's or jemalloc's, which start when they are wanted), and there may not be
-        more of them.
+        """Return what exists now and did not exist `before`. Workers come and go. None may have more connections than
+        the maximum before, or two threads more: one may belong to Arrow or jemalloc, which start threads when they need
+        them. There may not be more workers.
         """
         left = [f"thread {name}" for name in (self.threads - before.threads).elements()]
         left += [f"process {name}" for name in (self.others - before.others).elements()]
@@ -71,7 +71,7 @@ class Look(NamedTuple):
 
 
 def await_none(left: Callable[[], list[str]], within_s: float = 20.0) -> None:
-    """Wait until nothing is left, or fail with what is."""
+    """Wait until nothing is left. Fails with the list of what is left."""
     deadline = time.monotonic() + within_s
     while found := left():
         assert time.monotonic() < deadline, f"left behind after {within_s} s: {', '.join(found)}"

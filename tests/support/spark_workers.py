@@ -6,7 +6,7 @@ import psutil
 
 
 def python_workers(driver_pid: int) -> list[psutil.Process]:
-    """Children of PySpark's daemon, which is a child of the driver's JVM."""
+    """Return the children of PySpark's daemon, which is a child of the driver's JVM."""
     found = []
     for child in psutil.Process(driver_pid).children(recursive=True):
         try:

@@ -1,7 +1,7 @@
-"""A TCP proxy that spoils the way between a client and one server: slow, narrow, in slices, cut, silent.
+"""A TCP proxy that disturbs the connection between a client and one server: slow, narrow, in slices, cut, silent.
 
-One thread moves the bytes; any thread gives orders, which hold for connections that are open and for those to come.
-Nothing is known here of what the bytes mean.
+One thread moves the bytes. Any thread may give orders, which apply to open and to later connections. The proxy does not
+interpret the bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What one direction is like. `slice_bytes`: bytes that go at once. `is_held`: bytes are taken in and kept."""
+    """The conditions of one direction. `slice_bytes`: bytes sent at once. `is_held`: bytes are read and kept."""
 
     delay_s: float = 0.0
     bytes_per_s: float | None = None
@@ -41,14 +41,14 @@ class Conditions:
 
     @property
     def queue_limit(self) -> int:
-        """Bytes to keep; more are left where they are, so that the sender's buffers fill up."""
+        """The number of bytes to keep. More stay unread, so that the sender's buffers fill up."""
         if self.bytes_per_s is None or self.is_held:
             return 16 * 1024 * 1024
         return max(1, int(self.bytes_per_s * max(self.delay_s, 0.05)))
 
     @property
     def burst_bytes(self) -> int | None:
-        """A hundredth of a second's worth."""
+        """The bytes of a hundredth of a second."""
         return None if self.bytes_per_s is None else max(1, int(self.bytes_per_s * 0.01))
 
 
@@ -65,7 +65,7 @@ class _Pipe:
     has_ended: bool = False
     is_shut: bool = False
     is_full: bool = False
-    """The target takes nothing now."""
+    """The target accepts no bytes now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,14 +80,14 @@ class _Connection:
 class TcpProxy:
     """A context manager. `address` (`host:port`) is fixed from the beginning; `upstream` may be set and changed.
 
-    `receive_buffer_bytes`: SO_RCVBUF of the clients' connections, small where their send buffers are to fill up.
+    `receive_buffer_bytes`: SO_RCVBUF of the clients' connections, small if their send buffers must fill up.
     """
 
     def __init__(self, upstream: str | None = None, *, receive_buffer_bytes: int | None = None) -> None:
         self.upstream = upstream
         self.accepted = 0
         self.passed = dict.fromkeys(Way, 0)
-        """Bytes handed on, by direction."""
+        """Forwarded bytes, by direction."""
         self._conditions = dict.fromkeys(Way, Conditions())
         self._cut_at: dict[Way, tuple[int, bool]] = {}
         self._receive_buffer_bytes = receive_buffer_bytes
@@ -100,7 +100,8 @@ class TcpProxy:
         self._poller.register(self._wake_end, selectors.EVENT_READ)
         self._is_stopping = False
         self._listener: socket.socket | None = None
-        # Bound for good, so that the port stays ours while nobody listens (see spark_kafka_sink.local.properties).
+        # Bound until the end, so that the port stays reserved while no socket listens (see
+        # spark_kafka_sink.local.properties).
         self._place = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._place.bind((HOST, 0))
@@ -140,7 +141,7 @@ class TcpProxy:
         slice_bytes: int | None = None,
         is_held: bool | None = None,
     ) -> None:
-        """Change what is given, in these directions (none named: both)."""
+        """Change the given conditions in these directions (default: both)."""
         given = {"delay_s": delay_s, "bytes_per_s": bytes_per_s, "slice_bytes": slice_bytes, "is_held": is_held}
         with self._order():
             for way in ways or Way:
@@ -148,19 +149,20 @@ class TcpProxy:
                 self._conditions[way] = replace(self._conditions[way], **changes)  # type: ignore[arg-type]
 
     def hold(self, *ways: Way) -> None:
-        """Take bytes in and keep them, ends of connections too, until `heal`."""
+        """Read bytes and keep them until `heal`, also ends of connections."""
         self.shape(*ways, is_held=True)
 
     def park(self) -> None:
-        """Hold what is and comes on the connections of now, until `heal`; new ones are as usual. What a client sent
-        arrives long after the client has given up.
+        """Keep all bytes of the current connections until `heal`; new connections work.
+
+        So bytes of a client arrive long after it has given up.
         """
         with self._order():
             for connection in self._connections:
                 connection.is_parked = True
 
     def heal(self) -> None:
-        """Pass on everything at once, and accept connections. What is half open is reset."""
+        """Forward everything at once, and accept connections. Half-open connections are reset."""
         with self._order():
             self._conditions = dict.fromkeys(Way, Conditions())
             self._cut_at.clear()
@@ -172,13 +174,13 @@ class TcpProxy:
             self._listen()
 
     def cut(self, *, reset: bool = False) -> None:
-        """End every connection, on both sides; with `reset` by RST rather than FIN. Held bytes are lost."""
+        """End every connection, on both sides; with `reset` by RST instead of FIN. Held bytes are lost."""
         with self._order():
             for connection in list(self._connections):
                 self._close(connection, reset)
 
     def cut_after(self, count: int, way: Way, *, reset: bool = True) -> None:
-        """End the connection on which the `count`-th byte from now on in this direction has just gone."""
+        """End the connection after the `count`-th byte from now in this direction."""
         with self._order():
             self._cut_at[way] = (self.passed[way] + count, reset)
 
@@ -189,7 +191,7 @@ class TcpProxy:
             self._stop_listening()
 
     def half_open(self) -> None:
-        """Open connections carry no more bytes and stay open; new ones work."""
+        """Forward no more bytes on open connections, which stay open; new ones work."""
         with self._order():
             for connection in self._connections:
                 for each in (connection.client, connection.server):
@@ -198,7 +200,7 @@ class TcpProxy:
             self._connections.clear()
 
     def black_hole(self) -> None:
-        """Half open, and connection attempts get no answer at all."""
+        """Make connections half open, and answer no connection attempt."""
         with self._order():
             self.half_open()
             if self._listener is None:
@@ -285,7 +287,7 @@ class TcpProxy:
         assert self._listener is not None
         try:
             client, _ = self._listener.accept()
-        except OSError:  # gone again
+        except OSError:  # closed in the meantime
             return
         self.accepted += 1
         try:
@@ -314,7 +316,7 @@ class TcpProxy:
             if not any(self._is_held(connection, way) for way in Way):
                 self._close(connection, reset=True)
                 return
-            data = b""  # what is held goes on after its sender has gone
+            data = b""  # held bytes are forwarded after the end of their sender
         if not data:
             pipe.has_ended = True
             return
@@ -367,7 +369,7 @@ class TcpProxy:
                 self._close(connection, reset)
                 return
             if conditions.slice_bytes is not None:
-                break  # the others' turn: slices do not go in one segment
+                break  # the other connections' turn: slices must not share a segment
         if pipe.has_ended and not pipe.chunks:
             pipe.is_shut = True
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A server that speaks TLS and sends every frame back, with what the test wants wrong about it."""
+"""A TLS server that sends every frame back, with the fault that the test chooses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TIMEOUT_S = 20.0
 
 
 def server_context(identity: Identity, client_authority: Authority | None = None) -> ssl.SSLContext:
-    """With `client_authority` clients must have a certificate of it."""
+    """Return a server context. With `client_authority` clients must have a certificate from it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.TemporaryDirectory() as folder:
         context.load_cert_chain(identity.write(Path(folder) / "server.pem"))
@@ -37,9 +37,9 @@ class TlsServer:
         self.host, self.port = self._listener.getsockname()
         self.address = f"{self.host}:{self.port}"
         self.connections: list[ssl.SSLSocket] = []
-        """Those whose handshake is done."""
+        """Connections after their handshake."""
         self.received = bytearray()
-        """What came within TLS, of all connections."""
+        """The bytes received over TLS, of all connections."""
         self.failures: list[OSError] = []
         self._threads: list[threading.Thread] = []
         self._started: list[ssl.SSLSocket] = []
@@ -81,7 +81,7 @@ class TlsServer:
         with connection:
             try:
                 tls = self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-            except OSError as error:  # it was reset before its first word
+            except OSError as error:  # reset before its first byte
                 self.failures.append(error)
                 return
             self._started.append(tls)
@@ -99,7 +99,7 @@ class TlsServer:
             tls.do_handshake()
         except OSError as error:
             self.failures.append(error)
-            # With bytes unread the end would be a reset, which may reach the client before the alert.
+            # With unread bytes the close would be a reset, which may reach the client before the alert.
             raw = socket.socket(fileno=os.dup(tls.fileno()))
             with raw, contextlib.suppress(OSError):
                 raw.settimeout(_TIMEOUT_S)

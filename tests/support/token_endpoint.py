@@ -1,4 +1,4 @@
-"""A token endpoint: an https server of the test's own, on the loopback interface."""
+"""A token endpoint: an https server for one test, on the loopback interface."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def answering(status: int, body: object, **headers: str) -> Respond:
 
 @contextlib.contextmanager
 def token_endpoint(folder: Path) -> Iterator[Endpoint]:
-    """Its authority's certificate is `folder / "authority.pem"`."""
+    """Run an endpoint. The certificate of its authority is `folder / "authority.pem"`."""
     authority = Authority()
     made: Endpoint
 
@@ -68,7 +68,7 @@ def token_endpoint(folder: Path) -> Iterator[Endpoint]:
 
     class Server(http.server.ThreadingHTTPServer):
         def handle_error(self, *_: object) -> None:
-            """A client that hangs up is no fault here."""
+            """Ignore errors: a client may close its connection."""
 
     server = Server(("127.0.0.1", 0), Handler)
     listening = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

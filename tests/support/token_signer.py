@@ -1,4 +1,4 @@
-"""Signs tokens as an identity provider does (RFC 7519), with a key of its own."""
+"""Signs tokens as an identity provider does (RFC 7519), with its own key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TokenSigner:
         self._key: rsa.RSAPrivateKey = same_key_as._key if same_key_as else rsa.generate_private_key(65_537, 2_048)
 
     def keys(self) -> str:
-        """The public key as a JWKS (RFC 7517)."""
+        """Return the public key as a JWKS (RFC 7517)."""
         numbers = self._key.public_key().public_numbers()
         key = {
             "kty": "RSA",
@@ -38,7 +38,7 @@ class TokenSigner:
         return path
 
     def token(self, life_s: int = _LIFETIME_S) -> tuple[str, int]:
-        """One that ended already where `life_s` is less than 0."""
+        """Return a token; with `life_s` below 0 it has expired already."""
         ends_s = int(time.time()) + life_s
         body = self._body({"alg": "RS256", "kid": "one"}, ends_s)
         return f"{body}.{_encoded(self._key.sign(body.encode(), padding.PKCS1v15(), SHA256()))}", ends_s * 1_000

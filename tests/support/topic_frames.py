@@ -1,4 +1,4 @@
-"""A topic as a DataFrame, in the columns that the sink takes."""
+"""A topic as a DataFrame, in the columns that the sink accepts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLUMNS = ("topic", "partition", "offset", "timestamp_ms", "key", "value", "head
 
 
 def topic_frame(spark: SparkSession, bootstrap_servers: str, topic: str, *columns: str) -> DataFrame:
-    """The records of `topic`, with COLUMNS or those named; `timestamp_ms` is a long."""
+    """Return the records of `topic`, with COLUMNS or the named ones; `timestamp_ms` is a long."""
     records = read_topic(bootstrap_servers, topic)
     timestamps = records["timestamp"].cast("int64")
     table = records.drop_columns(["timestamp"]).append_column("timestamp_ms", timestamps)

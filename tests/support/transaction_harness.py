@@ -61,11 +61,13 @@ class TransactionHarness(ProducerHarness):
 
     @property
     def coordinated(self) -> Transaction:
-        """What the coordinator knows of the id."""
+        """The coordinator's state of the id."""
         return self.cluster.transactions.transactions[ID]
 
     def started(self) -> TransactionHarness:
-        """Initialised and in a transaction, with the topic known; nothing of that among the requests."""
+        """Return a harness that is initialised and in a transaction, with the topic known. Its cluster has forgotten
+        the requests.
+        """
         self.producer.partitions_for(TOPIC)
         self.producer.init_transactions()
         self.producer.begin_transaction()
@@ -73,26 +75,26 @@ class TransactionHarness(ProducerHarness):
         return self
 
     def commit(self, *values: bytes) -> None:
-        """A whole transaction with these values in partition 0."""
+        """Commit a transaction with these values in partition 0."""
         self.producer.begin_transaction()
         for value in values:
             self.send(value, partition=0)
         self.producer.commit_transaction()
 
     def committed(self, partition: int = 0) -> list[bytes | None]:
-        """What a reader under read_committed sees."""
+        """Return the records that a reader under read_committed sees."""
         return [record.value for record in self.cluster.log(TOPIC, partition).committed_records()]
 
     def offsets(self) -> dict[tuple[str, int], Commit]:
         return self.cluster.transactions.offsets.get(GROUP, {})
 
     def calls(self) -> list[int]:
-        """The APIs of transactions and records that were asked for, in order."""
+        """Return the APIs of transactions and records that were requested, in order."""
         apis = {ApiKey.PRODUCE, *TRANSACTIONAL_APIS}
         return [exchange.api_key for exchange in self.cluster.requests if exchange.api_key in apis]
 
     def stored(self, partition: int = 0) -> list[tuple[int, int]]:
-        """(epoch, base sequence) of every batch of records in the log."""
+        """Return (epoch, base sequence) of every batch of records in the log."""
         batches = self.cluster.log(TOPIC, partition).batches
         return [_epoch_and_sequence(batch.header) for batch in batches if not batch.header.is_control]
 

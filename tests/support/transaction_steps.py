@@ -1,6 +1,4 @@
-"""Whole transactions as several tests of the transactional producer need them: in every step of one, on a cluster of
-either transaction.version, or with one behind it.
-"""
+"""Steps that several tests of the transactional producer share, on a cluster of either transaction.version."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ def finish(harness: TransactionHarness) -> None:
 
 
 def warm(version: int, settings: dict[str, str] | None = None, partitions: int = 2) -> TransactionHarness:
-    """A transaction behind it, so that leaders know the producer, and one begun."""
+    """Complete a transaction, so that leaders know the producer, and begin another one."""
     harness = TransactionHarness(version, settings or SMALL, partitions=partitions)
     harness.producer.init_transactions()
     harness.commit(b"warm-up")
@@ -65,7 +63,7 @@ def warm(version: int, settings: dict[str, str] | None = None, partitions: int =
 
 
 def aborted_and_next_works(harness: TransactionHarness) -> None:
-    """After `warm`."""
+    """Abort after `warm`, and check that the next transaction works."""
     harness.producer.abort_transaction()
     assert harness.memory_in_use == 0
     assert harness.committed() == [b"warm-up"]

@@ -1,7 +1,7 @@
-"""What a cluster answers to the driver of an exactly-once write, case by case, for transaction versions 1 and 2.
+"""The answers of a cluster to the driver of an exactly-once write, case by case, for transaction versions 1 and 2.
 
-The same cases run against real brokers and against the scripted one, so that what is tested with the scripted one
-holds for the real.
+The same cases run against real brokers and against the scripted one. So tests with the scripted one are valid for the
+real ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SHORT_TIMEOUT_MS: Final = 400
 
 @dataclass
 class Stage:
-    """`driver` has never produced; `task` has connections of its own. `place` is a partition of a new topic."""
+    """`driver` has never produced; `task` has its own connections. `place` is a partition of a new topic."""
 
     driver: ClusterClient
     task: RawTransactions
@@ -56,7 +56,7 @@ class Stage:
         return self.driver.timer(timeout_ms)
 
     def written(self, *values: str, timeout_ms: int = TIMEOUT_MS) -> OpenTransaction:
-        """A transaction left open with these values in it."""
+        """Leave a transaction open with these values in it."""
         open_ = self.task.begin(self.id, timeout_ms)
         self.task.write(open_, self.place, *(values or ("value",)))
         return open_
@@ -75,7 +75,7 @@ class Stage:
         return found
 
     def settled(self) -> TransactionDescription:
-        """The description once the markers are written."""
+        """Return the description when the markers are written."""
         timer = self.timer()
         while (found := self.describe()).state.value.startswith("Prepare"):
             assert not timer.is_expired
@@ -84,7 +84,7 @@ class Stage:
         return found
 
     def values(self, isolation_level: int = READ_COMMITTED) -> list[str]:
-        """All of the place, which is new."""
+        """Return all values of the place, which is new."""
         records = self.driver.topics.read_from(self.place, 0, self.timer(), isolation_level)
         return [(record.value or b"").decode() for record in records]
 
@@ -99,7 +99,7 @@ def case(run: Case) -> Case:
 
 
 @case
-def who_never_produced_commits_what_another_wrote(stage: Stage) -> None:
+def a_client_without_records_commits_the_transaction_of_another(stage: Stage) -> None:
     open_ = stage.written("a", "b")
     assert stage.values() == []
     outcome = stage.end(open_, committed=True)
@@ -183,7 +183,7 @@ def a_commit_of_nothing_is_an_invalid_state(stage: Stage) -> None:
 
 
 @case
-def an_abort_of_nothing_is_taken_under_version_2_alone(stage: Stage) -> None:
+def an_abort_of_nothing_succeeds_only_under_version_2(stage: Stage) -> None:
     empty = stage.task.begin(stage.id)
     expected = EndTxnStatus.DONE if stage.version == 2 else EndTxnStatus.INVALID_TXN_STATE
     assert stage.status(empty, committed=False) is expected
@@ -204,7 +204,7 @@ def a_commit_after_the_timeout_never_succeeds(stage: Stage) -> None:
 
 
 @case
-def another_producer_id_or_an_unknown_transactional_id_is_told_apart(stage: Stage) -> None:
+def another_producer_id_or_an_unknown_transactional_id_is_distinguished(stage: Stage) -> None:
     open_ = stage.written()
     outcomes = stage.driver.transactions.end_txns(
         [
@@ -239,16 +239,16 @@ def a_commit_retried_in_the_other_transaction_version_is_fenced(stage: Stage) ->
 def a_marker_is_unstable_while_the_transaction_is_open_and_there_after_the_commit(stage: Stage) -> None:
     open_ = stage.written("row")
     group = f"{stage.id}/0"
-    wanted = {group: [stage.place, TopicPartition(stage.place.topic, 1)], f"{stage.id}/never": [stage.place]}
+    requested = {group: [stage.place, TopicPartition(stage.place.topic, 1)], f"{stage.id}/never": [stage.place]}
     stage.task.mark(open_, group, stage.place, 8, "rows=10")
     timer = stage.timer(300)
     with pytest.raises(KafkaTimeoutError, match=rf"'{group}'.*{stage.place}.*not ended"):
-        stage.driver.groups.fetch_offsets(wanted, timer)
+        stage.driver.groups.fetch_offsets(requested, timer)
     assert any(place.topic == OFFSETS_TOPIC for place in stage.describe().topic_partitions)
     assert stage.status(open_, committed=True) is EndTxnStatus.DONE
-    found = stage.driver.groups.fetch_offsets(wanted, stage.timer())
+    found = stage.driver.groups.fetch_offsets(requested, stage.timer())
     assert found == {
-        group: {stage.place: CommittedOffset(8, "rows=10"), wanted[group][1]: None},
+        group: {stage.place: CommittedOffset(8, "rows=10"), requested[group][1]: None},
         f"{stage.id}/never": {stage.place: None},
     }
 
@@ -309,7 +309,7 @@ def transactions_are_listed_by_state_producer_and_age(stage: Stage) -> None:
 
 
 @case
-def a_held_epoch_is_continued_only_by_who_holds_the_last_one(stage: Stage) -> None:
+def a_held_epoch_is_continued_only_if_it_is_the_last_one(stage: Stage) -> None:
     first = stage.task.begin(stage.id)
     held = first.producer
     transactions = stage.driver.transactions

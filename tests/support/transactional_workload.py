@@ -1,5 +1,5 @@
-"""A thread that runs transactions one after the other, every third aborted, while something is done to the brokers; and
-how each ended, as a history.
+"""A thread that runs transactions during faults of the brokers, and aborts every third one. The outcomes are kept as a
+history.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _COMMIT_S = 60.0
 
 
 class TransactionalWorkload(Background):
-    """A context manager: runs transactions until it is left. `start_producer` makes the producer, and another one with
-    the same transactional.id where one has met a fatal error.
+    """A context manager: runs transactions until the block ends.
+
+    `start_producer` makes the producer, and another one with the same transactional.id after a fatal error.
     """
 
     def __init__(
@@ -42,11 +43,11 @@ class TransactionalWorkload(Background):
         return sum(outcome is Outcome.YES for outcome in list(self.transactions.values()))
 
     def await_committed(self, number: int, within_s: float = 60.0) -> None:
-        """Wait for so many more committed transactions."""
-        wanted, deadline = self.committed + number, time.monotonic() + within_s
-        while self.committed < wanted:
+        """Wait for that many more committed transactions."""
+        goal, deadline = self.committed + number, time.monotonic() + within_s
+        while self.committed < goal:
             assert self._failure is None, self._failure
-            late = f"{self.committed} of {wanted} transactions after {within_s} s; errors {self.errors[-3:]}"
+            late = f"{self.committed} of {goal} transactions after {within_s} s; errors {self.errors[-3:]}"
             assert time.monotonic() < deadline, late
             time.sleep(0.02)
 
@@ -58,7 +59,7 @@ class TransactionalWorkload(Background):
             self._producer = None
 
     def _transact(self, producer: KafkaProducer) -> bool:
-        """One transaction. False where the producer can do no more."""
+        """Run one transaction. Return False if the producer cannot go on."""
         number = len(self.transactions)
         name = f"{self.ledger.name}-tx{number}"
         self.transactions[name] = Outcome.NO
@@ -95,7 +96,7 @@ class TransactionalWorkload(Background):
         producer.send_columns(topic, columns, self.ledger.of_columns(records))
 
     def _patiently(self, call: Callable[[], None]) -> None:
-        """Again while it only takes long, as the error says."""
+        """Call again as long as the call only times out."""
         deadline = time.monotonic() + _COMMIT_S
         while True:
             try:
@@ -109,11 +110,11 @@ class TransactionalWorkload(Background):
 
 
 def finish_transactions(bootstrap_servers: str, work: TransactionalWorkload) -> str:
-    """Stop, and compare with what consumers read. Gives what was seen, in a line."""
+    """Stop, and compare with the records that consumers read. Return a summary in one line."""
     work.stop()
     work.ledger.check()
     partitions = partitions_of(work.ledger.by_place)
-    deadline = time.monotonic() + 15  # end markers come a little later
+    deadline = time.monotonic() + 15  # end markers are written a little later
     while True:
         history = history_of(bootstrap_servers, partitions, work.ledger.sent, work.transactions)
         if not history.anomalies() or time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A thread that sends numbered records, by rows and by columns, during faults; and the outcome of each, as a history.
+"""A thread that sends numbered records, by rows and by columns, during faults; their outcomes are kept as a history.
 
 The workload's thread sends, the producer's thread reports outcomes, and the test's thread waits and checks.
 """
@@ -26,7 +26,7 @@ _names = count(1)
 
 
 def draw_settings(rng: random.Random) -> dict[str, Any]:
-    """Settings with which everything is to hold, and time-outs that make tests short."""
+    """Return random settings under which all guarantees must hold, with timeouts that make tests short."""
     return {
         "compression.type": rng.choice(("none", "none", "lz4", "zstd", "gzip", "snappy")),
         "batch.size": rng.choice((1_000, 16_384, 262_144)),
@@ -38,18 +38,18 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
 
 
 class Ledger:
-    """What was sent, and what was heard of it."""
+    """The records that were sent, and their outcomes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.sent: list[Sent] = []
         self.errors: list[KafkaError] = []
         self.acknowledged_at: list[float] = []
-        """On time.monotonic's scale, of each record."""
+        """Time of each record's acknowledgement, by time.monotonic."""
         self.failed_after_s: list[float] = []
         """From the return of the call that sent it, which may wait for metadata: then delivery.timeout.ms begins."""
-        self.doubled: list[str] = []
-        """Outcomes that came besides the one. What a callback raises is logged, and fails no test."""
+        self.duplicated: list[str] = []
+        """Outcomes after the first. An exception of a callback is only logged, and fails no test."""
         self.by_place: dict[Place, list[Sent]] = defaultdict(list)
         self._sent_at: dict[str, float] = {}
 
@@ -62,7 +62,7 @@ class Ledger:
         return record
 
     def returned(self, records: Iterable[Sent]) -> None:
-        """The call that sent them has returned."""
+        """Note that the call that sent them has returned."""
         now = time.monotonic()
         for record in records:
             if record.value in self._sent_at:
@@ -70,7 +70,7 @@ class Ledger:
 
     def settle(self, record: Sent, offset: int, error: KafkaError | None) -> None:
         if record.outcome is not Outcome.UNKNOWN:
-            self.doubled.append(f"{record}: {error or offset}")
+            self.duplicated.append(f"{record}: {error or offset}")
             return
         sent_at = self._sent_at.pop(record.value)
         if error is None:
@@ -82,16 +82,16 @@ class Ledger:
             self.failed_after_s.append(time.monotonic() - sent_at)
 
     def check(self) -> None:
-        """No record has had more than one outcome."""
-        assert not self.doubled, f"{len(self.doubled)} outcomes too many: {self.doubled[:3]}"
+        """Check that no record has had more than one outcome."""
+        assert not self.duplicated, f"{len(self.duplicated)} outcomes too many: {self.duplicated[:3]}"
 
     def of_row(self, record: Sent) -> Callable[[RecordMetadata, KafkaError | None], None]:
-        """The callback of one row."""
-        return lambda told, error: self.settle(record, told.offset, error)
+        """Return the callback of one row."""
+        return lambda metadata, error: self.settle(record, metadata.offset, error)
 
     def of_columns(self, records: Sequence[Sent]) -> Callable[[RunMetadata, KafkaError | None], None]:
-        """The callback of a block: its runs come in the order of each partition's rows. But where a transaction is
-        aborted, what has not been sent fails first, while what was sent before it is still on its way.
+        """Return the callback of a block. Its runs come in the order of each partition's rows, except after an abort:
+        then unsent rows fail first, while earlier ones are still in flight.
         """
         waiting: dict[int, deque[Sent]] = defaultdict(deque)
         for record in records:
@@ -101,7 +101,7 @@ class Ledger:
         def note(run: RunMetadata, error: KafkaError | None) -> None:
             rows = waiting[run.partition]
             if run.record_count > len(rows):
-                self.doubled.append(f"{run} for {len(rows)} records: {error}")
+                self.duplicated.append(f"{run} for {len(rows)} records: {error}")
                 return
             fails_from_the_end = error is not None and rows[0].transaction is not None
             for index in range(run.record_count):
@@ -112,9 +112,10 @@ class Ledger:
 
 
 class Workload(Background):
-    """A context manager: sends until it is left. `places`: topic and partition of what is sent, in turn.
+    """A context manager: sends until the block ends.
 
-    `records_a_second`: about. The share of records that go in blocks, and their sizes, come from `rng`.
+    `places`: topic and partition of the records, in turn. `records_a_second`: an approximate rate. `rng` decides the
+    share of records that go in blocks, and their sizes.
     """
 
     def __init__(
@@ -157,7 +158,9 @@ class Workload(Background):
     # ---- the test's thread -------------------------------------------------------------------------------------------
 
     def await_acknowledged(self, number: int, places: Sequence[Place] | None = None, within_s: float = 40.0) -> None:
-        """Wait until `number` records that are sent from now on are acknowledged in each of these places (all)."""
+        """Wait until `number` records that are sent from now on are acknowledged in each of these places (default:
+        all).
+        """
         first = {place: len(self.ledger.by_place[place]) for place in places or self._places}
         deadline = time.monotonic() + within_s
         for place, index in first.items():
@@ -176,13 +179,13 @@ class Workload(Background):
         )
 
     def longest_silence_s(self) -> float:
-        """The longest time in which nothing was acknowledged."""
+        """Return the longest time without an acknowledgement."""
         moments = self.ledger.acknowledged_at
         return max((later - earlier for earlier, later in pairwise(moments)), default=0.0)
 
 
 def read_all(bootstrap_servers: str, partitions: dict[str, int], isolation_level: str) -> list[Read]:
-    """Every record of these topics, by librdkafka."""
+    """Return every record of these topics, read by librdkafka."""
     return [
         Read(topic, *place_of(message), text_of(message))
         for topic, number in partitions.items()
@@ -208,7 +211,7 @@ def assert_kept(history: History, **promise: bool) -> None:
 
 
 def partitions_of(places: Iterable[Place]) -> dict[str, int]:
-    """How many partitions to read of each topic."""
+    """Return the number of partitions to read of each topic."""
     found: dict[str, int] = {}
     for topic, partition in places:
         found[topic] = max(found.get(topic, 0), partition + 1)
@@ -216,7 +219,7 @@ def partitions_of(places: Iterable[Place]) -> dict[str, int]:
 
 
 def finish(bootstrap_servers: str, work: Workload, *, may_fail: bool = False, sent_besides: Sequence[Sent] = ()) -> str:
-    """Stop, wait for every outcome, and compare with what consumers read. Gives what was seen, in a line."""
+    """Stop, wait for every outcome, and compare with the records that consumers read. Return a summary in one line."""
     work.stop()
     work.producer.flush(90)
     ledger = work.ledger

@@ -131,7 +131,7 @@ def test_every_quoted_text_of_ours_is_in_the_code(section: str) -> None:
 @pytest.mark.parametrize(
     "seen",
     [
-        "Node -1 at h1:9092 refuses us by SASL SCRAM-SHA-512: Authentication failed during authentication due to …",
+        "Node -1 at h1:9092 refuses the login by SASL SCRAM-SHA-512: Authentication failed during …",
         "Not authorized for orders: grant WRITE and DESCRIBE on it.",
         "Attempt 0 of partition 1 comes too late for batch 1: its driver, transactional id 'orders/driver' (…), has …",
     ],

@@ -59,17 +59,17 @@ def use_without(name: str, error: str) -> list[str]:
     ],
 )
 def test_missing_package_is_named_when_the_format_is_used(name: str, requirement: str) -> None:
-    told = use_without(name, f"ModuleNotFoundError('No module named {name}', name={name!r})")
-    assert len(told) == 3
-    for line in told:
+    lines = use_without(name, f"ModuleNotFoundError('No module named {name}', name={name!r})")
+    assert len(lines) == 3
+    for line in lines:
         assert line.startswith(f'format("kafka_sink") cannot be used: the package {name} is missing. Run: ')
         assert line.endswith(f" -m pip install '{requirement}'")
 
 
 def test_missing_pyarrow_is_named_when_the_format_is_used() -> None:
-    told = use_without("pyarrow", "ModuleNotFoundError('No module named pyarrow', name='pyarrow')")
-    assert "the package pyarrow is missing" in told[0]
-    assert "pip install 'pyarrow>=18'" in told[0]
+    lines = use_without("pyarrow", "ModuleNotFoundError('No module named pyarrow', name='pyarrow')")
+    assert "the package pyarrow is missing" in lines[0]
+    assert "pip install 'pyarrow>=18'" in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_missing_pyarrow_is_named_when_the_format_is_used() -> None:
     ],
 )
 def test_broken_package_is_reported_when_the_format_is_used(error: str, text: str) -> None:
-    told = use_without("crc32c", error)
-    assert len(told) == 3
-    assert text in told[0]
-    assert "-m pip install --upgrade --force-reinstall 'spark-kafka-sink'" in told[0]
+    lines = use_without("crc32c", error)
+    assert len(lines) == 3
+    assert text in lines[0]
+    assert "-m pip install --upgrade --force-reinstall 'spark-kafka-sink'" in lines[0]
 
 
 def test_pyspark_without_arrow_writers_is_named_by_its_version() -> None:

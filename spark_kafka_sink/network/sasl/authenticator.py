@@ -154,11 +154,11 @@ class SaslAuthenticator:
         """Handle a frame, given without its size."""
         if self._awaited is None:
             raise ProtocolError(f"{self._description} sent {len(payload)} bytes although SASL had sent no request.")
-        wanted_id, request_type, on_reply = self._awaited
-        if correlation_id_of(payload) != wanted_id:
+        expected_id, request_type, on_reply = self._awaited
+        if correlation_id_of(payload) != expected_id:
             raise ProtocolError(
-                f"{self._description} answered correlation id {correlation_id_of(payload)} in the SASL exchange, where"
-                f" {wanted_id} was due."
+                f"{self._description} sent correlation id {correlation_id_of(payload)} in the SASL exchange, instead of"
+                f" {expected_id}."
             )
         self._awaited = None
         on_reply(parse_response(request_type, payload)[1], now_ms)
@@ -187,8 +187,8 @@ class SaslAuthenticator:
         if error_code == UnsupportedSaslMechanismError.error_code:
             offered = one_line(", ".join(response.mechanisms)) or "none"
             raise UnsupportedSaslMechanismError(
-                f"{self._description} does not offer sasl.mechanism={self._current.name}. It offers: {offered}. No"
-                " other is tried unless it is configured."
+                f"{self._description} does not offer sasl.mechanism={self._current.name}. It offers: {offered}."
+                " This client tries only the configured mechanism."
             )
         if error_code:
             raise self._refusal(error_code, "", "SaslHandshake")
@@ -229,7 +229,7 @@ class SaslAuthenticator:
             self._ask(request, self._version_of(request), self._on_message)
             return
         log.debug(
-            "%s: logged in by %s, for %d ms (0: for ever)", self._description, self._current.name, self._session_ms
+            "%s: logged in by %s, for %d ms (0: without end)", self._description, self._current.name, self._session_ms
         )
         self._mechanism = None
         self.is_complete = True
@@ -263,7 +263,7 @@ class SaslAuthenticator:
         for secret in self._current.secrets:
             message = message.replace(secret.reveal(), "***")
         error = error_for_code(error_code, message, api)
-        text = f"{self._description} refuses us by SASL {self._current.name}: {error}"
+        text = f"{self._description} refuses the login by SASL {self._current.name}: {error}"
         if isinstance(error, AuthenticationError) or error.retriable:
             return error.reworded(text)
         refusal = SaslAuthenticationError(text)

@@ -64,12 +64,12 @@ class GssapiMechanism:
         except (SaslAuthenticationError, RetriableError):
             raise
         except Exception as error:  # the library's error classes exist only where it is installed
-            raise _told(error) from None
+            raise _failure(error) from None
 
     def _respond(self, challenge: bytes) -> bytes | None:
         if self._is_chosen:
             if challenge:
-                raise _refused("it goes on after its end")
+                raise _refused("it sent a message after the end of the exchange")
             return None
         if self._context is None:
             self._context = self._open_context()
@@ -77,10 +77,10 @@ class GssapiMechanism:
         if not self._context.complete:
             return self._context.step(challenge) or b""
         if not self._context.is_mutual:
-            raise _refused("it did not prove who it is")
+            raise _refused("it did not prove its identity")
         offer = self._context.unwrap(challenge)
         if len(offer) != _OFFER_BYTES or not offer[0] & _NO_SECURITY_LAYER:
-            raise _refused("it asks for a security layer of SASL's own; TLS (SASL_SSL) is the one for Kafka")
+            raise _refused("it requires a security layer of SASL; Kafka uses TLS (SASL_SSL)")
         self._is_chosen = True
         return self._context.wrap(_OUR_CHOICE)
 
@@ -108,9 +108,9 @@ class KerberosLogin:
             store = {"client_keytab": self.keytab, "ccache": f"MEMORY:{self.principal or self.keytab}"}
         credentials = gssapi.Credentials(name=client, mechs=[kerberos], usage="initiate", store=store)
         flags = gssapi.RequirementFlag
-        wanted = [flags.mutual_authentication, flags.replay_detection, flags.out_of_sequence_detection, flags.integrity]
+        chosen = [flags.mutual_authentication, flags.replay_detection, flags.out_of_sequence_detection, flags.integrity]
         name = gssapi.Name(f"{self.service}@{host}", gssapi.NameType.hostbased_service)
-        context = gssapi.SecurityContext(name=name, creds=credentials, mech=kerberos, usage="initiate", flags=wanted)
+        context = gssapi.SecurityContext(name=name, creds=credentials, mech=kerberos, usage="initiate", flags=chosen)
         return _KerberosContext(context, flags.mutual_authentication)
 
 
@@ -138,10 +138,10 @@ class _KerberosContext:
         return bytes(self._context.wrap(message, False).message)
 
 
-def _told(error: Exception) -> SaslAuthenticationError | RetriableError:
+def _failure(error: Exception) -> SaslAuthenticationError | RetriableError:
     text = f"SASL GSSAPI: {one_line(str(error))}"
     return RetriableError(text) if getattr(error, "min_code", 0) in _PASSING else SaslAuthenticationError(text)
 
 
 def _refused(why: str) -> SaslAuthenticationError:
-    return SaslAuthenticationError(f"SASL GSSAPI: the server is refused: {why}.")
+    return SaslAuthenticationError(f"SASL GSSAPI: the login failed, because of the server: {why}.")

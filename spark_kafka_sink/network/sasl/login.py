@@ -1,6 +1,6 @@
 """Makes the authenticator of each connection from the settings, and the threads on which its slow steps run.
 
-A slow step computes or waits for long. It runs on a thread of its own, which wakes the loop at the step's end and ends.
+A slow step computes or waits for long. It runs on its own thread, which wakes the loop at the step's end and ends.
 When the step's connection is gone, the thread ends by itself and its result is dropped.
 """
 
@@ -101,7 +101,8 @@ def _scram(made: type[ScramSha256Mechanism | ScramSha512Mechanism]) -> Callable[
 
 
 def _oauthbearer(config: ProducerConfig, clock: Clock, rng: random.Random) -> MechanismFactory:
-    provider = config.sasl_oauthbearer_token_provider or _oidc(config, clock)
+    given = config.sasl_oauthbearer_token_provider
+    provider = _oidc(config, clock) if given is None else given.load("sasl.oauthbearer.token.provider")
     options = config.sasl_jaas_config.options if config.sasl_jaas_config is not None else ()
     extensions = {
         name.removeprefix(_EXTENSION): value.reveal() for name, value in options if name.startswith(_EXTENSION)

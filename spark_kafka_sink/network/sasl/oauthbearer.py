@@ -52,10 +52,10 @@ class RefreshRule:
     def refresh_at_ms(self, start_ms: int, end_ms: int, rng: random.Random) -> int:
         life_ms = end_ms - start_ms
         window = min(self.window_factor + rng.random() * self.window_jitter, 1.0)  # above 1 the token has ended
-        wanted_ms = start_ms + int(life_ms * window)
+        refresh_ms = start_ms + int(life_ms * window)
         if self.min_period_ms + self.buffer_ms > life_ms:
-            return wanted_ms
-        return max(min(wanted_ms, end_ms - self.buffer_ms), start_ms + self.min_period_ms)
+            return refresh_ms
+        return max(min(refresh_ms, end_ms - self.buffer_ms), start_ms + self.min_period_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class TokenCache:
             rule = self._rule
             pause_ms = min(rule.retry_backoff_ms << min(self._failures - 1, 30), rule.retry_backoff_max_ms)
             self._not_before_ms = self._clock.now_ms() + pause_ms
-            self._last_error = _told(error)
+            self._last_error = _without_secrets(error)
             log.warning("No new token for SASL OAUTHBEARER; trying again in %d ms: %s", pause_ms, self._last_error)
         else:
             self._failures, self._not_before_ms, self._last_error = 0, 0, None
@@ -135,14 +135,14 @@ class TokenCache:
     def _checked(self, token: object, end_ms: object, now_ms: int) -> _Held:
         if not isinstance(token, str) or isinstance(end_ms, bool) or not isinstance(end_ms, int):
             raise SaslAuthenticationError(
-                "The token provider gave no pair of a token (str) and its end (int, ms since the epoch)."
+                "The token provider must return a pair: a token (str) and its end (int, ms since the epoch)."
             )
         if end_ms <= now_ms:
-            raise RetriableError(f"The token provider gave a token that ended {now_ms - end_ms} ms ago.")
+            raise RetriableError(f"The token provider returned a token that ended {now_ms - end_ms} ms ago.")
         return _Held(Secret(token), self._rule.refresh_at_ms(now_ms, end_ms, self._rng), end_ms)
 
 
-def _told(error: BaseException) -> KafkaError:
+def _without_secrets(error: BaseException) -> KafkaError:
     """Return an error of this package as it is. Of another error show only the type: its text may show credentials."""
     if isinstance(error, (AuthenticationError, RetriableError)):
         return error
@@ -155,7 +155,7 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 _EXTENSION_NAME: Final = re.compile("[A-Za-z]+")
 _EXTENSION_VALUE: Final = re.compile(r"[\x21-\x7e \t\r\n]+")
 _LONGEST_ERROR: Final = 16_384
-_TOLD_FIELDS: Final = ("status", "scope", "openid-configuration")
+_ERROR_FIELDS: Final = ("status", "scope", "openid-configuration")
 
 
 def check_extensions(extensions: Mapping[str, str]) -> None:
@@ -197,11 +197,11 @@ class OAuthBearerMechanism:
 
     def _begin(self, challenge: bytes) -> bytes:
         if challenge:
-            raise SaslAuthenticationError("SASL OAUTHBEARER: the server spoke first, where the client does.")
+            raise SaslAuthenticationError("SASL OAUTHBEARER: the server sent the first message, but the client must.")
         token = self._token()
         if not _TOKEN.fullmatch(token.reveal()):
             raise SaslAuthenticationError(
-                "SASL OAUTHBEARER: what the token provider gave is no bearer token (RFC 6750)."
+                "SASL OAUTHBEARER: the token provider must return a valid bearer token (RFC 6750)."
             )
         self._sent = (token,)
         extensions = "".join(f"{name}={value}\x01" for name, value in self._extensions.items())
@@ -218,6 +218,5 @@ def _reasons(challenge: bytes, token: Secret) -> str:
         return ""
     if not isinstance(reasons, dict):
         return ""
-    texts = {name: str(reasons[name]).replace(token.reveal(), "***") for name in _TOLD_FIELDS if name in reasons}
-    told = {name: one_line(text) for name, text in texts.items()}
-    return f": {', '.join(f'{name} {value}' for name, value in told.items())}" if told else ""
+    texts = {name: str(reasons[name]).replace(token.reveal(), "***") for name in _ERROR_FIELDS if name in reasons}
+    return f": {', '.join(f'{name} {one_line(text)}' for name, text in texts.items())}" if texts else ""

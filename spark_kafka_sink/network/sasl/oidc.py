@@ -125,8 +125,8 @@ class OidcTokenProvider:
         return check
 
     def _refused(self, status: int, body: bytes) -> KafkaError:
-        told = _json_object(body) or {}
-        parts = [self._without_secrets(str(told[name])) for name in ("error", "error_description") if name in told]
+        answer = _json_object(body) or {}
+        parts = [self._without_secrets(str(answer[name])) for name in ("error", "error_description") if name in answer]
         reason = "".join(f", {one_line(part)}" for part in parts)
         if 300 <= status < 400:
             reason = ", a redirect, which is not followed: name the endpoint itself"
@@ -134,11 +134,11 @@ class OidcTokenProvider:
         return SaslAuthenticationError(text) if status in _REFUSALS else RetriableError(text)
 
     def _token_of(self, body: bytes) -> tuple[str, int]:
-        told = _json_object(body)
-        token = None if told is None else told.get("access_token")
-        if told is None or not isinstance(token, str) or not token:
+        answer = _json_object(body)
+        token = None if answer is None else answer.get("access_token")
+        if answer is None or not isinstance(token, str) or not token:
             raise RetriableError(f"{self._where()} answers without an access_token.")
-        life_s = told.get("expires_in")
+        life_s = answer.get("expires_in")
         if isinstance(life_s, str) and life_s.isdecimal() and len(life_s) < 12:
             life_s = int(life_s)
         if isinstance(life_s, (int, float)) and not isinstance(life_s, bool) and 0 < life_s < 1e11:

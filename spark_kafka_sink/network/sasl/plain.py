@@ -13,7 +13,7 @@ from spark_kafka_sink.common.secret import Secret
 
 
 class PlainMechanism:
-    """Sends one message and takes no challenge."""
+    """Sends one message and accepts no challenge."""
 
     name: ClassVar[str] = "PLAIN"
     is_slow: ClassVar[bool] = False
@@ -23,7 +23,7 @@ class PlainMechanism:
         if not username or not password.reveal():
             raise ConfigError("SASL PLAIN needs a username and a password, neither of them empty.")
         if "\0" in username or "\0" in password.reveal():
-            raise ConfigError("SASL PLAIN takes no NUL character in the username or in the password (RFC 4616).")
+            raise ConfigError("SASL PLAIN allows no NUL character in the username or in the password (RFC 4616).")
         self._username = username
         self._password = password
         self._is_sent = False

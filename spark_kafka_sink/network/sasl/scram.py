@@ -57,7 +57,7 @@ class _ScramMechanism:
         if not username or not password.reveal():
             raise ConfigError(f"SASL {self.name} needs a username and a password, neither of them empty.")
         if "\0" in username:
-            raise ConfigError(f"SASL {self.name} takes no NUL character in the username.")
+            raise ConfigError(f"SASL {self.name} allows no NUL character in the username.")
         self._password = password
         self._nonce = nonce()
         saslname = username.replace("=", "=3D").replace(",", "=2C")
@@ -75,7 +75,7 @@ class _ScramMechanism:
 
     def _begin(self, challenge: bytes) -> bytes:
         if challenge:
-            raise self._refused("it spoke first, where the client does")
+            raise self._refused("it sent the first message, but the client must")
         self._next = self._on_server_first
         return (_NO_CHANNEL_BINDING + self._first_bare).encode()
 
@@ -84,7 +84,7 @@ class _ScramMechanism:
         found = self._attributes(server_first)
         self._next = self._on_server_final
         if list(found)[:3] != ["r", "s", "i"]:
-            raise self._refused("its first message has not nonce, salt and iteration count, in this order")
+            raise self._refused("its first message does not have nonce, salt and iteration count, in this order")
         nonce, salt, iterations = found["r"], self._decoded(found["s"], "salt"), self._iterations(found["i"])
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce) or not _NONCE.fullmatch(nonce):
             raise self._refused("its nonce does not extend the nonce of this client")
@@ -156,7 +156,7 @@ class _ScramMechanism:
         return hmac.digest(key, data, self._hash)
 
     def _refused(self, why: str) -> SaslAuthenticationError:
-        return SaslAuthenticationError(f"SASL {self.name}: the server is refused, or refuses us: {why}.")
+        return SaslAuthenticationError(f"SASL {self.name}: the login failed, because of the server: {why}.")
 
 
 class ScramSha256Mechanism(_ScramMechanism):

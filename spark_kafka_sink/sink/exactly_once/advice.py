@@ -9,26 +9,30 @@ from spark_kafka_sink.sink.options import DECISION_TOPIC
 
 
 def name_of_query(query_id: str) -> str:
-    """The query in words; a batch write has an empty `query_id`."""
+    """Return the query in words; a batch write has an empty `query_id`."""
     return f"query {query_id}" if query_id else "a batch write"
 
 
 def operator_command(name: str, prefix: str, decision_topic: str) -> str:
-    """The command to type, except for the servers. It names the decision topic, without which it would find nothing."""
+    """Return the command to type, except for the servers. It names the decision topic, without which it would find
+    nothing.
+    """
     topic = "" if decision_topic == DECISION_TOPIC else f" --decision-topic={shlex.quote(decision_topic)}"
     own = f"--prefix={shlex.quote(prefix)}{topic}"  # the last argument may stand before a full stop
     return f"python -m spark_kafka_sink.transactions {name} {own} --bootstrap-servers HOST:PORT"
 
 
 def finish_advice(query_id: str, command: str) -> str:
-    """How a decided batch is finished. A batch write that is called again is another one, and adds its rows again."""
+    """Return a sentence on how a decided batch is finished. A batch write that is called again is another one, and adds
+    its rows again.
+    """
     if query_id:
         return "It is finished when the query is started again, which must be within transaction.timeout.ms."
     return f"Do not write it again. Within transaction.timeout.ms it is finished by {command}."
 
 
 def unknown_advice(query_id: str, command: str) -> str:
-    """How to find out whether a batch is decided."""
+    """Return a sentence on how to find out whether a batch is decided."""
     if query_id:
         return "The next start of the query finds out, and finishes or repeats it."
     return (
@@ -38,7 +42,7 @@ def unknown_advice(query_id: str, command: str) -> str:
 
 
 def lost_decisions(prefix: str, topic: str, partitions: int) -> IllegalStateError:
-    """The error for a prefix that was used before and has no record in the topic."""
+    """Return the error for a prefix that was used before and has no record in the topic."""
     return IllegalStateError(
         f"decision.topic={topic} knows nothing of transactional.id.prefix={prefix!r}, which was used before: the topic"
         " was deleted, made again or emptied, partitions were added to it"
@@ -48,7 +52,7 @@ def lost_decisions(prefix: str, topic: str, partitions: int) -> IllegalStateErro
 
 
 def missing_topic(prefix: str, topic: str) -> IllegalStateError:
-    """The error for a prefix that was used before and whose decision topic is missing."""
+    """Return the error for a prefix that was used before and whose decision topic is missing."""
     return IllegalStateError(
         f"decision.topic={topic} is not in the cluster, and transactional.id.prefix={prefix!r} was used before: the"
         " topic was deleted, or another one is named. Without its decisions a batch may be written twice."
@@ -58,21 +62,21 @@ def missing_topic(prefix: str, topic: str) -> IllegalStateError:
 
 def _ways_out(prefix: str, topic: str) -> str:
     return (
-        "Name the right decision.topic, or restore this one. If it is lost for good, look which batch is the last one"
+        "Name the right decision.topic, or restore this one. If it is lost, look which batch is the last one"
         " in the topics that the query writes, then let the query begin at the next batch of its checkpoint:"
         f" {operator_command('adopt', prefix, topic)}"
     )
 
 
 def changed_batch(prefix: str, decision_topic: str, batch_id: int, what: str) -> str:
-    """The error's text for a batch that was committed and comes again with other rows or for another topic; `what` says
-    how the two differ.
+    """Return the error's text for a batch that was committed and comes again with other rows or for another topic;
+    `what` says how the two differ.
     """
     accept, forget = (operator_command(name, prefix, decision_topic) for name in ("accept", "forget"))
     return (
         f"Batch {batch_id} of transactional.id.prefix={prefix!r} was committed {what}. Nothing of it was written or"
         " skipped, and the query stops. Find out which case this is. (1) The checkpoint is an older copy, or a copy for"
-        " another query: start from the newest checkpoint, and give another query a transactional.id.prefix of its own."
+        " another query: start from the newest checkpoint, and give another query its own transactional.id.prefix."
         " (2) The input is the same, and the query computes other rows from it each time (rand(), the current time, a"
         " source that changed): the committed rows stay, and the query goes on after this batch with:"
         f" {accept}. (3) These rows must be written beside the committed ones: {forget}."
@@ -80,5 +84,5 @@ def changed_batch(prefix: str, decision_topic: str, batch_id: int, what: str) ->
 
 
 def topic_in_words(topic: str | None) -> str:
-    """The sink's option `topic`, None where the rows name their topics."""
+    """Return the sink's option `topic` in words; None if the rows name their topics."""
     return "the topics that its rows name" if topic is None else f"topic={topic!r}"

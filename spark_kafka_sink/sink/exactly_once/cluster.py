@@ -107,12 +107,12 @@ class KafkaDriverCluster:
         return 2 if version >= 2 else 1
 
     def init_producer_id(self, transactional_id: str, held: ProducerIdAndEpoch | None) -> ProducerIdAndEpoch:
-        wanted_ms = self._config.transaction_timeout_ms
+        task_timeout_ms = self._config.transaction_timeout_ms
         init = self._client.transactions.init_producer_id
-        own_ms = _own_transaction_ms(wanted_ms)
-        if self._has_tasks and wanted_ms > own_ms and self._client not in _CHECKED:
+        own_ms = _own_transaction_ms(task_timeout_ms)
+        if self._has_tasks and task_timeout_ms > own_ms and self._client not in _CHECKED:
             # a cluster that does not allow the tasks' timeout refuses it here, before any task runs
-            held = init(transactional_id, wanted_ms, self._timer(), held)
+            held = init(transactional_id, task_timeout_ms, self._timer(), held)
             _CHECKED.add(self._client)
         return init(transactional_id, own_ms, self._timer(), held)
 
@@ -129,7 +129,7 @@ class KafkaDriverCluster:
             raise missing_topic(self._prefix, topic)
 
     def last_decision(self) -> Decision | None:
-        """The newest one that was committed."""
+        """Return the newest committed decision."""
         return self.last_records().decision
 
     def last_records(self) -> PrefixRecords:
@@ -193,12 +193,14 @@ class KafkaDriverCluster:
         return [each.transactional_id for each in listed]
 
     def markers(self, transactional_ids: Iterable[str]) -> Mapping[str, CommittedOffset | None]:
-        wanted = {each: [self.place] for each in transactional_ids}
-        found = self._client.groups.fetch_offsets(wanted, self._timer())
+        requested = {each: [self.place] for each in transactional_ids}
+        found = self._client.groups.fetch_offsets(requested, self._timer())
         return {group: commits[self.place] for group, commits in found.items()}
 
     def _find_topic(self, topic: str) -> int:
-        """The number of partitions of the decision topic. A missing topic is created if the prefix was never used."""
+        """Return the number of partitions of the decision topic. A missing topic is created if the prefix was never
+        used.
+        """
         creation = self._client.creation
         if found := len(creation.cluster.partitions_for_topic(topic)):
             return found
@@ -217,7 +219,9 @@ class KafkaDriverCluster:
         raise missing_topic(self._prefix, topic)
 
     def _wait_for(self, topic: str) -> int:
-        """The number of partitions; 0 if no node has the topic. A node that has just started may not know it yet."""
+        """Return the number of partitions; 0 if no node has the topic. A node that has just started may not know it
+        yet.
+        """
         limit_ms = min(self._config.max_block_ms, ABSENCE_LIMIT_MS)
         return self._client.creation.wait_for(topic, self._client.timer(limit_ms))
 
@@ -261,14 +265,14 @@ def _advice_on_creation(topic: str) -> Iterator[None]:
         ) from error
 
 
-def _own_transaction_ms(wanted_ms: int) -> int:
-    """Half of the time that the tasks' transactions still have when the decision is written, at least.
+def _own_transaction_ms(task_timeout_ms: int) -> int:
+    """Return half of the time that the tasks' transactions still have when the decision is written, at least.
 
     With a longer timeout the decision could be committed after the tasks' transactions have timed out, if their
     coordinators were away. A broker looks for timed out transactions every 10 s.
     """
-    half_ms = round((1 - USABLE_SHARE) * wanted_ms / 2)
-    return min(wanted_ms, _OWN_TRANSACTION_MS, max(half_ms, _LEAST_OWN_MS))
+    half_ms = round((1 - USABLE_SHARE) * task_timeout_ms / 2)
+    return min(task_timeout_ms, _OWN_TRANSACTION_MS, max(half_ms, _LEAST_OWN_MS))
 
 
 @dataclass(slots=True)
@@ -281,8 +285,8 @@ _CLIENTS: Final[dict[tuple[int, object], _Kept]] = {}
 
 
 def kept_client(config: ProducerConfig) -> ClusterClient:
-    """The process's client for this configuration, for its one thread, to be used at once. A client that was not asked
-    for in ten minutes is closed when another one is asked for. Raises BootstrapResolutionError.
+    """Return the process's client for this configuration, for its one thread, to be used at once. A client that was not
+    asked for in ten minutes is closed when another one is asked for. Raises BootstrapResolutionError.
     """
     own = os.getpid()
     key = (own, config.canonical())

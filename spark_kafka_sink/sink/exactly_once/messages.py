@@ -1,7 +1,7 @@
 """What the driver and the tasks of an exactly-once batch send one another, and the records of the decision topic.
 
 The decision topic has one record of decisions for each prefix, and the newest one counts: `decided` while transactions
-may still be open, `finished` once all are committed. A second record, under a key of its own, says that the topic has
+may still be open, `finished` once all are committed. A second record, under its own key, says that the topic has
 known the prefix since its first driver began. Both are versioned JSON with a checksum, which finds damage and is no
 signature: every client that may write to the decision topic is trusted with every prefix in it. What a record says is
 still checked before anything is done because of it.
@@ -150,7 +150,7 @@ class Decision:
 
 
 def is_task_id(prefix: str, transactional_id: str) -> bool:
-    """Whether tasks of `prefix` write under this transactional id: `<prefix>/<partition>` or with `.<attempt>`."""
+    """Return whether tasks of `prefix` write under this id: `<prefix>/<partition>` or with `.<attempt>`."""
     return re.fullmatch(re.escape(prefix) + r"/\d+(\.\d+)?", transactional_id, re.ASCII) is not None
 
 
@@ -236,12 +236,12 @@ class FirstUse:
 
 
 def first_use_key(prefix: bytes) -> bytes:
-    """The key of a prefix's first-use record, which is in the partition of the prefix's decisions."""
+    """Return the key of a prefix's first-use record, which is in the partition of the prefix's decisions."""
     return prefix + _SUFFIX
 
 
 def prefix_of(key: bytes) -> bytes | None:
-    """The prefix whose first-use record has this key; None for the key of a decision."""
+    """Return the prefix whose first-use record has this key; None for the key of a decision."""
     return key.removesuffix(_SUFFIX) if key.endswith(_SUFFIX) else None
 
 
@@ -267,8 +267,8 @@ class BatchStart:
     is_adopted: bool = False
 
     def needs_trace(self, query_id: str) -> bool:
-        """Whether a batch without rows must be decided too. The first batch of a query must be: without a decision, its
-        later batches would look like those of a query that has lost its decisions.
+        """Return whether a batch without rows must be decided too. The first batch of a query must be: without a
+        decision, its later batches would look like those of a query that has lost its decisions.
         """
         return bool(query_id) and self.last_batch_id is None
 
@@ -285,8 +285,8 @@ class BatchStart:
         return _batch_start(json.loads(text))
 
     def is_written_already(self, batch_id: int, query_id: str) -> bool:
-        """Whether the batch is the last decided one. Then its rows must not be written again, even if they come in
-        other partitions.
+        """Return whether the batch is the last decided one. Then its rows must not be written again, even if they come
+        in other partitions.
 
         Raises IllegalStateError if the batch may have been written before: it has an earlier batch id, is of another
         query, or is a later batch of a query without a decision.
@@ -299,8 +299,8 @@ class BatchStart:
             raise IllegalStateError(
                 f"transactional.id.prefix={self.prefix!r} belongs to {name_of_query(self.last_query_id)}, whose batch"
                 f" {self.last_batch_id} was the last one written under it, and this is {name_of_query(query_id)}:"
-                " give every query and every sink a transactional.id.prefix of its own. If the other one is gone for"
-                f" good (a checkpoint that was deleted): {operator_command('forget', self.prefix, self.place.topic)}."
+                " give every query and every sink its own transactional.id.prefix. If the other query was deleted with"
+                f" its checkpoint: {operator_command('forget', self.prefix, self.place.topic)}."
             )
         if batch_id < self.last_batch_id:
             raise IllegalStateError(
@@ -369,8 +369,8 @@ def driver_id(prefix: str) -> str:
 
 
 def task_id(prefix: str, partition: int, attempt: int) -> str:
-    """The transactional id of an attempt. A second attempt has another id, so that it cannot fence a finished first
-    one.
+    """Return the transactional id of an attempt. A second attempt has another id, so that it cannot fence a finished
+    first one.
     """
     return f"{prefix}/{partition}" if attempt == 0 else f"{prefix}/{partition}.{attempt}"
 
@@ -428,7 +428,7 @@ def remember_start(batch_start: BatchStart) -> None:
 
 
 def remembered_start(prefix: str) -> BatchStart | None:
-    """The batch start that this application began last under the prefix, None if nothing is known.
+    """Return the batch start that this application began last under the prefix, None if nothing is known.
 
     Its batch may be committed already: then `ExactlyOnceDriver.abort` ends nothing.
     """
@@ -440,6 +440,6 @@ def remembered_start(prefix: str) -> BatchStart | None:
 
 
 def _path(prefix: str) -> Path | None:
-    """A file in Spark's directory of this application. Spark deletes it when the application ends."""
+    """Return a file in Spark's directory of this application. Spark deletes it when the application ends."""
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     return Path(folder) / f"spark-kafka-sink-{hashlib.sha256(prefix.encode()).hexdigest()}" if folder else None

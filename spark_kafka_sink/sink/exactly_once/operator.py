@@ -30,7 +30,6 @@ from spark_kafka_sink.common.errors import (
     ProtocolError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.common.options import read_properties
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
 from spark_kafka_sink.record.partitioning import partition_for_key
@@ -40,6 +39,7 @@ from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driv
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
 from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
+from spark_kafka_sink.sink.properties_file import PropertiesFile, read_properties
 
 _OPEN: Final = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 _NOT_ASKED: Final = (AuthorizationError, AuthenticationError)
@@ -99,7 +99,7 @@ class Operator:
         """Let the query go on after the batch decided last, whatever its rows are then. Of a batch that is not
         finished, all transactions that can still be committed are.
 
-        Raises IllegalStateError where nothing was decided, and where a coordinator did not say what became of a
+        Raises IllegalStateError if nothing was decided, and if a coordinator did not say what became of a
         transaction, or may not be asked.
         """
         cluster = self._cluster(prefix)
@@ -120,8 +120,8 @@ class Operator:
         for each in ended:
             if each.status is EndTxnStatus.UNRESOLVED or isinstance(each.error, _NOT_ASKED):
                 raise IllegalStateError(
-                    f"Batch {last.batch_id} stays as it is, for rows of it may not be lost: {each.error} Accept it when"
-                    " that can be asked."
+                    f"Batch {last.batch_id} stays as it is, because its rows may not be lost: {each.error} Accept it"
+                    " when the coordinator answers."
                 ) from each.error
         committed = [each for each in ended if each.error is None]
         self._write(cluster, driver, replace(last, is_accepted=len(committed) < len(last.tasks)))
@@ -148,7 +148,7 @@ class Operator:
 
     def adopt(self, prefix: str) -> None:
         """Let the query of a prefix without a decision begin at any batch. Creates the decision topic if
-        it is missing. Raises IllegalStateError where there is a decision, or a transaction of a task is open.
+        it is missing. Raises IllegalStateError if there is a decision, or a transaction of a task is open.
         """
         timer = self._client.timer(self._config.producer.max_block_ms)
         create_decision_topic(self._client, self._config.decision_topic, timer)
@@ -211,7 +211,7 @@ class Operator:
             raise ended.error
 
     def _decisions(self, prefix: str | None) -> dict[bytes, tuple[bytes, str]]:
-        """The newest record of every key as bytes, and where it is. Shows where newer ones of `prefix`, or of
+        """Return the newest record of every key as bytes, and where it is. Shows where newer ones of `prefix`, or of
         any, may be behind a transaction that is open.
         """
         topics, topic = self._client.topics, self._config.decision_topic
@@ -225,8 +225,8 @@ class Operator:
         for place in own:
             if stable[place] < ends[place]:
                 self._say(
-                    f"{place}: what was decided from offset {stable[place]} on is not shown yet, for a transaction is"
-                    " open there."
+                    f"{place}: what was decided from offset {stable[place]} on is not shown yet, because a"
+                    " transaction is open there."
                 )
         for place, first in topics.list_offsets(places, EARLIEST_TIMESTAMP, timer).items() if places else ():
             for record in topics.read_from(place, first, timer):
@@ -250,7 +250,7 @@ class Operator:
         return one_line(found.transactional_id), found.state.value, age, f"{found.timeout_ms / 1000:,.0f} s"
 
     def _in_words(self, key: bytes, value: bytes, where: str) -> str:
-        """A record in words. A damaged record must not hide those of other prefixes."""
+        """Return a record in words. A damaged record must not hide those of other prefixes."""
         try:
             if prefix_of(key) is None:
                 return self._decision_in_words(Decision.from_bytes(value, where, key.decode("utf-8", "replace")))
@@ -281,7 +281,7 @@ def _first_use_in_words(first_use: FirstUse) -> str:
 
 
 def _time(time_ms: int) -> str:
-    """A time in UTC, as text. Raises ValueError, OverflowError or OSError for a time outside the calendar."""
+    """Return a time in UTC, as text. Raises ValueError, OverflowError or OSError for a time outside the calendar."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(" ", "seconds")
 
 
@@ -318,14 +318,16 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
     """Run the command. Return the exit code: 0, or 1 if nothing was changed."""
     options = _parser().parse_args(arguments)
     out = out or sys.stdout
+    flags = {
+        f"{KAFKA_PREFIX}bootstrap.servers": options.bootstrap_servers,
+        _DECISION_TOPIC: options.decision_topic,
+        "transactional.id.prefix": options.prefix,  # refused if no query can have it, such as an empty one
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    file = None
     try:
-        settings = {} if options.properties is None else _properties(options.properties)
-        flags = {
-            f"{KAFKA_PREFIX}bootstrap.servers": options.bootstrap_servers,
-            _DECISION_TOPIC: options.decision_topic,
-            "transactional.id.prefix": options.prefix,  # refused if no query can have it, such as an empty one
-        }
-        settings |= {name: value for name, value in flags.items() if value is not None}
+        file = None if options.properties is None else _properties(options.properties)
+        settings = ({} if file is None else _of_cluster(file)) | given
         config = SinkConfig.from_options({**settings, "delivery.guarantee": EXACTLY_ONCE})
         if options.command != "list" and not options.yes:
             question = _QUESTIONS[options.command].format(prefix=options.prefix)
@@ -346,7 +348,8 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
             operator = Operator(client, config, out, SystemClock().wall_ms)
             getattr(operator, _METHODS.get(options.command, options.command))(options.prefix)
     except KafkaError as error:
-        text = f"{type(error).__name__}: {error}"  # it may hold a record of another writer
+        place = "" if file is None or error.setting in given else file.place(error.setting)
+        text = f"{type(error).__name__}: {error}{place}"  # it may hold a record of another writer
         print("".join(each if each.isprintable() else "?" for each in text), file=out)
         return 1
     return 0
@@ -373,11 +376,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _properties(path: Path) -> dict[str, object]:
-    """The options of a query that lead to the cluster and to its decisions. Raises ConfigError."""
+def _properties(path: Path) -> PropertiesFile:
+    """Read the options of a query. Raises ConfigError."""
     try:
-        found = read_properties(path)
+        return read_properties(path)
     except OSError as error:
         raise ConfigError(f"--properties {path} cannot be read: {error.strerror}.") from error
-    options = {name.lower(): value for name, value in found.items()}  # in any case, as for the query
+
+
+def _of_cluster(file: PropertiesFile) -> dict[str, object]:
+    """Return the options of a query that lead to the cluster and to its decisions."""
+    options = {name.lower(): value for name, value in file.values.items()}  # in any case, as for the query
     return {name: value for name, value in options.items() if name.startswith(KAFKA_PREFIX) or name == _DECISION_TOPIC}

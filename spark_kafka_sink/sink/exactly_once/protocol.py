@@ -92,11 +92,11 @@ class DriverCluster(Protocol):
         ...
 
     def last_records(self) -> PrefixRecords:
-        """The newest committed ones."""
+        """Return the newest committed records of the prefix."""
         ...
 
     def lost_decisions(self) -> KafkaError:
-        """The error for a prefix that was used before and has no record in the decision topic."""
+        """Return the error for a prefix that was used before and has no record in the decision topic."""
         ...
 
     def write_first_use(self, *, is_adopted: bool) -> None:
@@ -110,11 +110,11 @@ class DriverCluster(Protocol):
     def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]: ...
 
     def list_ids(self, states: Iterable[TransactionState]) -> list[str]:
-        """Every transactional id of the cluster in one of these states."""
+        """Return every transactional id of the cluster in one of these states."""
         ...
 
     def markers(self, transactional_ids: Iterable[str]) -> Mapping[str, CommittedOffset | None]:
-        """The offset that each group of these names has committed for `place`, once none is pending."""
+        """Return the offset that each group of these names has committed for `place`, once none is pending."""
         ...
 
 
@@ -434,12 +434,12 @@ class ExactlyOnceDriver:
         ]
 
     def _is_current(self, driver: OpenTransaction) -> bool:
-        """Whether no other driver has fenced this one: then no other driver's task began what was seen before."""
+        """Return whether no other driver has fenced this one: then no task of another driver began what was seen."""
         own = self._cluster.describe([driver.transactional_id])[driver.transactional_id]
         return own is not None and own.producer == driver.producer
 
     def _is_untouched(self, driver: OpenTransaction) -> bool:
-        """Whether the driver has written nothing in its transaction: version 1 then refuses to abort it."""
+        """Return whether the driver has written nothing in its transaction: version 1 then refuses to abort it."""
         own = self._cluster.describe([driver.transactional_id])[driver.transactional_id]
         return own is not None and own.state is TransactionState.EMPTY and own.producer == driver.producer
 
@@ -484,7 +484,7 @@ class ExactlyOnceDriver:
             ) from error
 
     def _next_driver(self, driver: OpenTransaction, ended: EndTxnOutcome, decision: Decision) -> OpenTransaction:
-        """The driver's transaction after a committed one. Raises the reason why it was not committed."""
+        """Return the driver's transaction after a committed one. Raises the reason why it was not committed."""
         if ended.status is EndTxnStatus.DONE:
             return driver.with_producer(ended.producer)
         if ended.status in {EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}:
@@ -503,7 +503,8 @@ class ExactlyOnceDriver:
 
 
 def goes_on(held: ProducerIdAndEpoch | None, driver: OpenTransaction) -> bool:
-    """Whether `driver` goes on from the epoch `held` of its batch before, and its last decision is still the newest.
+    """Return whether `driver` goes on from the epoch `held` of its batch before, and its last decision is still the
+    newest.
 
     False if its coordinator has forgotten the id, and has given another producer id: another driver may have decided.
     """

@@ -68,7 +68,7 @@ class DriverSession:
     (write_names.py).
 
     The first batch makes connections. New ones are made for a sink with other settings, after a long rest, and after a
-    failed batch: an interrupted client may wait for ever, and certificates may have been renewed since the client read
+    failed batch: an interrupted client may wait forever, and certificates may have been renewed since the client read
     their files.
     """
 
@@ -177,13 +177,13 @@ class DriverSession:
 
     def _connect(self, config: SinkConfig) -> None:
         """Raises KafkaError; the next batch tries again then."""
-        wanted = _connection_of(config)
-        if self._client is not None and wanted == self._connected_by:
+        required = _connection_of(config)
+        if self._client is not None and required == self._connected_by:
             if config.topic != self._driver.topic:
                 self._driver = self._driver_of(config)
             return
         self.close()
-        if wanted != self._connected_by:
+        if required != self._connected_by:
             self._held = self._decided = None
         client = connect(config.producer)
         try:
@@ -194,7 +194,7 @@ class DriverSession:
             client.close()
             raise
         self._driver = self._driver_of(config)
-        self._client, self._connected_by = client, wanted
+        self._client, self._connected_by = client, required
 
     def _release_name(self, config: SinkConfig) -> None:
         """Release the name of a batch write that is committed, or of which nothing is open or decided."""
@@ -207,7 +207,7 @@ class DriverSession:
         return self._given_prefix is None
 
     def _driver_of(self, config: SinkConfig) -> ExactlyOnceDriver:
-        """A driver over the existing connections, which sinks with other topics share."""
+        """Return a driver over the existing connections, which sinks with other topics share."""
         wall_ms, is_new = SystemClock().wall_ms, self._is_one_off
         return ExactlyOnceDriver(self._prefix, self._cluster, wall_ms, topic=config.topic, is_new=is_new)
 
@@ -228,8 +228,8 @@ class DriverSession:
 
 
 def _no_task(batch_start: BatchStart, batch: StreamBatch | None, batch_id: int) -> Sequence[TaskOutcome]:
-    """The outcome of a micro-batch without partitions, which runs no task. It is compared with the batch decided under
-    its number, as those of tasks are. Raises IllegalStateError as a task does.
+    """Return the outcome of a micro-batch without partitions, which runs no task. It is compared with the batch decided
+    under its number, as those of tasks are. Raises IllegalStateError as a task does.
     """
     if batch is None:
         return ()
@@ -238,7 +238,9 @@ def _no_task(batch_start: BatchStart, batch: StreamBatch | None, batch_id: int) 
 
 
 def _connection_of(config: SinkConfig) -> int:
-    """A hash of the settings of a connection. A process keeps it for every prefix; the settings would take 20 KB."""
+    """Return a hash of the settings of a connection. A process keeps it for every prefix; the settings would take 20
+    KB.
+    """
     return hash((config.decision_topic, config.producer.canonical()))
 
 
@@ -246,8 +248,8 @@ _SESSIONS: Final[dict[tuple[int, str], DriverSession]] = {}
 
 
 def session(prefix: str) -> DriverSession:
-    """The process's session for this prefix, whatever the settings of its sinks. Closes the connections of sessions
-    that have not been used for a while, such as those of ended queries.
+    """Return the process's session for this prefix, whatever the settings of its sinks. Closes the connections of
+    sessions that have not been used for a while, such as those of ended queries.
     """
     own = os.getpid()
     found = _SESSIONS.setdefault((own, prefix), DriverSession(prefix))
@@ -261,7 +263,8 @@ def session(prefix: str) -> DriverSession:
 
 
 def stream_prefix(config: SinkConfig, options: Mapping[str, str]) -> str:
-    """A streaming query's prefix: the option's, else one made of the checkpoint location, else of the query name.
+    """Return a streaming query's prefix: the option's, else one made of the checkpoint location, else of the query
+    name.
 
     With spark.sql.streaming.checkpointLocation Spark keeps the checkpoint in a folder of the query's name below that
     location, and shows the location only to tasks (`task.check_default_location`). Raises ConfigError.
@@ -281,7 +284,7 @@ def stream_prefix(config: SinkConfig, options: Mapping[str, str]) -> str:
 
 
 def is_named_by_query(config: SinkConfig, options: Mapping[str, str]) -> bool:
-    """Whether `stream_prefix` makes the prefix of the query's name."""
+    """Return whether `stream_prefix` makes the prefix of the query's name."""
     keys = {key.lower() for key, value in options.items() if value}
     return config.transactional_id_prefix is None and "checkpointlocation" not in keys and QUERY_NAME in keys
 
@@ -290,9 +293,9 @@ _BATCH_PREFIXES: Final[dict[tuple[int, str, str | None, int], str]] = {}
 
 
 def batch_prefix(config: SinkConfig, batch: StreamBatch) -> str:
-    """The prefix of foreachBatch: the option's, else one made of the checkpoint's location. With the location, a new
-    query after a deleted checkpoint is refused. A query with a decision under its query id keeps that prefix. Raises
-    KafkaError.
+    """Return the prefix of foreachBatch: the option's, else one made of the checkpoint's location. With the location, a
+    new query after a deleted checkpoint is refused. A query with a decision under its query id keeps that prefix.
+    Raises KafkaError.
     """
     if config.transactional_id_prefix is not None:
         return config.transactional_id_prefix
@@ -319,7 +322,7 @@ def _location_prefix(location: str) -> str:
 
 
 def _one_spelling(location: str) -> str:
-    """One spelling for all locations that are equal to Hadoop's Path. A plain location is its own spelling.
+    """Return one spelling for all locations that are equal to Hadoop's Path. A plain location is its own spelling.
 
     Only Spark's JVM knows whether `/a` is `file:///a`, and the folder of a relative location. It cannot be asked here.
     """
@@ -334,7 +337,7 @@ def _one_spelling(location: str) -> str:
 
 
 def stream_batch(df: DataFrame, batch_id: int) -> StreamBatch:
-    """The query and run that a DataFrame of foreachBatch belongs to. Raises ConfigError if Spark does not say."""
+    """Return the query and run of a DataFrame of foreachBatch. Raises ConfigError if Spark does not say."""
     try:
         context = df.sparkSession.sparkContext
         query_id = query_id_of(context)

@@ -32,7 +32,7 @@ Describe = Callable[[str], TransactionDescription | None]
 
 _NAMED_BY_EACH_TASK: Final = "spark-kafka-sink"
 """The transactional.id of every pooled transactional producer. It is never sent. All prefixes share it, so that they
-share producers: a batch write without a prefix has a prefix of its own, and its producer would never be used again.
+share producers: a batch write without a prefix has its own prefix, and its producer would never be used again.
 """
 
 
@@ -137,9 +137,9 @@ class ExactlyOnceTask:
         self._written = self._marked
 
     def _free_name(self) -> str:
-        """A transactional id without an open transaction. To take an id aborts its open transaction, which may be of
-        the attempt that counts. Spark counts attempts from 0 in each run of a stage, and tasks of one run go on during
-        the next.
+        """Return a transactional id without an open transaction. To take an id aborts its open transaction, which may
+        be of the attempt that counts. Spark counts attempts from 0 in each run of a stage, and tasks of one run go on
+        during the next.
         """
         for attempt in itertools.count(self._identity.attempt):
             name = task_id(self._batch_start.prefix, self._identity.partition, attempt)
@@ -183,7 +183,7 @@ def write_in_transaction(
 
 
 def streaming_task() -> TaskIdentity:
-    """The identity of the running task of a streaming query. Raises IllegalStateError if Spark does not say."""
+    """Return the identity of the running task of a streaming query. Raises IllegalStateError if Spark does not say."""
     context = _context()
     batch_id = context.getLocalProperty("streaming.sql.batchId")
     query_id = context.getLocalProperty(QUERY_ID)
@@ -202,8 +202,8 @@ def check_default_location() -> None:
 
 
 def batch_task(batch_start: BatchStart) -> TaskIdentity:
-    """The identity of the running task of a batch write, which comes after the last write under the prefix. Raises
-    ConfigError if a streaming query may run the task: a batch that Spark runs again would be written twice.
+    """Return the identity of the running task of a batch write, which comes after the last write under the prefix.
+    Raises ConfigError if a streaming query may run the task: a batch that Spark runs again would be written twice.
     """
     context = _context()
     refuse_task_in_query(context.getLocalProperty)

@@ -47,19 +47,19 @@ class Claim(NamedTuple):
 
 
 def pool_name(number: int) -> str:
-    """The prefix of this number in the pool, from 0."""
+    """Return the prefix of this number in the pool, from 0."""
     return f"spark-kafka-sink-write-{number}"
 
 
 def is_one_off(prefix: str) -> bool:
-    """Tell whether it is the prefix of a batch write that was given none; the prefixes of streams are others."""
+    """Return whether it is the prefix of a batch write without a given prefix; streams have other prefixes."""
     return _ONE_OFF.fullmatch(prefix) is not None
 
 
 def claim_name(client: ClusterClient, config: SinkConfig, rng: random.Random) -> Claim:
     """Claim a free name for kafka.transaction.timeout.ms, as long as the write's own transactions may be open.
 
-    Creates the decision topic where it is missing. Raises KafkaError.
+    Creates the decision topic if it is missing. Raises KafkaError.
     """
     timeout_ms = config.producer.transaction_timeout_ms
     for prefix, seen in _free_names(client, config, rng):
@@ -99,7 +99,9 @@ def _claim_id(prefix: str) -> str:
 
 
 def _is_next(own: ProducerIdAndEpoch, seen: TransactionDescription | None) -> bool:
-    """Whether no other InitProducerId came between: a coordinator counts the epochs of an id, from 0 for a new one."""
+    """Return whether no other InitProducerId came between: a coordinator counts the epochs of an id, from 0 for a new
+    one.
+    """
     if seen is None:
         return own.epoch == 0
     return own == seen.producer._replace(epoch=seen.producer.epoch + 1)

@@ -239,7 +239,7 @@ def test_failed_contender_is_reported_and_left_out(
 @pytest.mark.parametrize(
     ("compiling_s", "processes"),
     [((900.0, 900.0, 0.0), [4, 2]), ((900.0,) * 20, [9, 9])],
-    ids=["until its compilers rest", "not for ever"],
+    ids=["until its compilers rest", "not forever"],
 )
 def test_broker_is_warmed_up_before_each_cell(
     benchmark: ModuleType,
@@ -273,8 +273,8 @@ def test_failed_topic_deletion_fails_only_its_process(
             if "-hand_over-" in name:
                 raise LocalBrokerError("it is still shown after 30 s")
 
-    told = [{"seconds": 1.0, "cpu_s": 1.0}, {"worker_peak_bytes": 0, "warm_ups": 1}]
-    monkeypatch.setattr(benchmark, "run_process", lambda *_: told)
+    reported = [{"seconds": 1.0, "cpu_s": 1.0}, {"worker_peak_bytes": 0, "warm_ups": 1}]
+    monkeypatch.setattr(benchmark, "run_process", lambda *_: reported)
     settings = benchmark.parse_arguments([*TINY, "--contenders", "hand_over,noop_source"])
     results = benchmark.measure(StubbornAdmin(kafka_broker.bootstrap_servers), settings)
     assert results["failures"] == [f"hand_over in {CELL}, its topic: it is still shown after 30 s"]
@@ -284,7 +284,7 @@ def test_failed_topic_deletion_fails_only_its_process(
 def test_broker_is_warmed_up_by_a_contender_that_writes(
     benchmark: ModuleType, kafka_broker: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: the first contender warmed up the broker, even hand_over, which does not write. The next one met a cold
+    """Bug: the first contender warmed up the broker, even hand_over, which does not write. The next one had a cold
     broker.
     """
     started = []

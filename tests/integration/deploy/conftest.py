@@ -120,12 +120,12 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dependencies(name: str, found: dict[str, importlib.metadata.Distribution]) -> None:
     """Add the dependencies of `name` to `found`, except PySpark, which a cluster has."""
     for text in importlib.metadata.requires(name) or ():
-        wanted = Requirement(text)
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        if wanted.name != "pyspark" and wanted.name not in found:
-            found[wanted.name] = importlib.metadata.distribution(wanted.name)
-            dependencies(wanted.name, found)
+        if requirement.name != "pyspark" and requirement.name not in found:
+            found[requirement.name] = importlib.metadata.distribution(requirement.name)
+            dependencies(requirement.name, found)
 
 
 @pytest.fixture(scope="session")

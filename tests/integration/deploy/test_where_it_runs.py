@@ -22,28 +22,28 @@ pytestmark = pytest.mark.slow
 Submit = Callable[..., Told]
 
 
-def assert_each_wrote_every_row(broker: Admin, topic: str, told: Told) -> None:
-    written = [name for name in told.done if name not in ("places", "register")]
+def assert_each_wrote_every_row(broker: Admin, topic: str, reported: Told) -> None:
+    written = [name for name in reported.done if name not in ("places", "register")]
     records = Counter((record.key(), record.value()) for record in read_topic(broker.bootstrap_servers, topic))
     assert records == {(b"%d" % number, b"%d" % number): len(written) for number in range(300)}
     assert written
 
 
 def test_every_interface_writes_on_one_machine(submit: Submit, kafka_broker: Admin, topic: str) -> None:
-    told = submit("local[3]", [kafka_broker.bootstrap_servers, topic, "write", "stream"])
-    assert_each_wrote_every_row(kafka_broker, topic, told)
+    reported = submit("local[3]", [kafka_broker.bootstrap_servers, topic, "write", "stream"])
+    assert_each_wrote_every_row(kafka_broker, topic, reported)
 
 
 def test_every_interface_writes_with_executors_in_separate_processes(
     submit: Submit, own_spark_home: Path, kafka_broker: Admin, topic: str
 ) -> None:
-    told = submit(
+    reported = submit(
         "local-cluster[2,1,800]",
         [kafka_broker.bootstrap_servers, topic, "places", "write", "foreachPartition", "format", "stream"],
         variables={"PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(own_spark_home)},
     )
-    assert_each_wrote_every_row(kafka_broker, topic, told)
-    assert {Path(place["folder"]).parent.parent for place in told.places} == {own_spark_home / "work"}
+    assert_each_wrote_every_row(kafka_broker, topic, reported)
+    assert {Path(place["folder"]).parent.parent for place in reported.places} == {own_spark_home / "work"}
 
 
 def test_packed_environment_runs_on_a_standalone_cluster(
@@ -52,15 +52,15 @@ def test_packed_environment_runs_on_a_standalone_cluster(
     """The driver unpacks it too: the format's planning runs on the driver, in the executors' Python."""
     (tmp_path / "environment").mkdir()
     shutil.unpack_archive(packed_environment, tmp_path / "environment", filter="fully_trusted")
-    told = submit(
+    reported = submit(
         standalone,
         [kafka_broker.bootstrap_servers, topic, "places", "write", "format", "stream"],
         ["--archives", f"{packed_environment}#environment"],
         {"PYSPARK_PYTHON": "./environment/bin/python"},
     )
-    assert_each_wrote_every_row(kafka_broker, topic, told)
-    assert told.places
-    for place in told.places:
+    assert_each_wrote_every_row(kafka_broker, topic, reported)
+    assert reported.places
+    for place in reported.places:
         assert "/app-" in place["folder"]
         assert place["package"].startswith(f"{place['folder']}/environment/")
 
@@ -68,15 +68,15 @@ def test_packed_environment_runs_on_a_standalone_cluster(
 def test_zipped_package_runs_on_a_standalone_cluster(
     submit: Submit, standalone: str, bare_python: Path, zipped_package: Path, kafka_broker: Admin, topic: str
 ) -> None:
-    told = submit(
+    reported = submit(
         standalone,
         [kafka_broker.bootstrap_servers, topic, "places", "register", "write", "format", "foreach"],
         ["--py-files", zipped_package],
         {"PYSPARK_PYTHON": str(bare_python)},
     )
-    assert_each_wrote_every_row(kafka_broker, topic, told)
-    assert told.places
-    for place in told.places:
+    assert_each_wrote_every_row(kafka_broker, topic, reported)
+    assert reported.places
+    for place in reported.places:
         assert "/app-" in place["folder"]
         assert "spark_kafka_sink.zip/" in place["package"]
 
@@ -94,8 +94,8 @@ def test_unregistered_format_runs_in_the_python_that_found_it(
     submit: Submit, bare_python: Path, kafka_broker: Admin, topic: str
 ) -> None:
     variables = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYSPARK_PYTHON": str(bare_python)}
-    told = submit("local[1]", [kafka_broker.bootstrap_servers, topic, "format"], variables=variables)
-    assert_each_wrote_every_row(kafka_broker, topic, told)
+    reported = submit("local[1]", [kafka_broker.bootstrap_servers, topic, "format"], variables=variables)
+    assert_each_wrote_every_row(kafka_broker, topic, reported)
     with pytest.raises(AssertionError, match="No module named 'spark_kafka_sink'"):
         submit("local[1]", [kafka_broker.bootstrap_servers, topic, "register", "format"], variables=variables)
 
@@ -115,13 +115,13 @@ def test_format_must_be_registered_outside_sparks_search_path(
         variables["PYSPARK_PYTHON"] = str(tmp_path / "a blank" / "bin" / "python")
     with pytest.raises(AssertionError, match=r"ClassNotFoundException: kafka_sink\.DefaultSource"):
         submit("local[1]", [kafka_broker.bootstrap_servers, topic, "format"], flags, variables)
-    told = submit("local[1]", [kafka_broker.bootstrap_servers, topic, "register", "format"], flags, variables)
-    assert_each_wrote_every_row(kafka_broker, topic, told)
+    reported = submit("local[1]", [kafka_broker.bootstrap_servers, topic, "register", "format"], flags, variables)
+    assert_each_wrote_every_row(kafka_broker, topic, reported)
 
 
 def test_every_interface_writes_on_spark_connect(kafka_broker: Admin, topic: str, tmp_path: Path) -> None:
     interfaces = ["write", "foreachPartition", "format", "foreach", "foreachBatch", "stream"]
     arguments = [kafka_broker.bootstrap_servers, topic, *interfaces]
     variables = environment(SPARK_REMOTE="local[2]", PYSPARK_PYTHON=sys.executable)
-    told = run([sys.executable, WRITE_JOB, *arguments], tmp_path, variables)
-    assert_each_wrote_every_row(kafka_broker, topic, told)
+    reported = run([sys.executable, WRITE_JOB, *arguments], tmp_path, variables)
+    assert_each_wrote_every_row(kafka_broker, topic, reported)

@@ -70,11 +70,11 @@ def interfaces(spark: SparkSession, frame: DataFrame, options: dict[str, str]) -
     }
 
 
-def main(servers: str, topic: str, *wanted: str) -> None:
+def main(servers: str, topic: str, *names: str) -> None:
     spark = SparkSession.builder.appName("write_job").getOrCreate()
     frame = spark.range(0, 300, 1, 3).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
     by_name = interfaces(spark, frame, {"kafka.bootstrap.servers": servers, "topic": topic})
-    for name in wanted:
+    for name in names:
         by_name[name]()
         print(json.dumps({"done": name}), flush=True)
     spark.stop()

@@ -36,6 +36,6 @@ def test_batch_write_inside_foreach_batch_is_refused(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert text in told["error"], told["error"][:4000]
+    reported = json.loads(done.stdout.splitlines()[-1])
+    assert text in reported["error"], reported["error"][:4000]
     assert visible_values(servers, three_partitions) == [2]

@@ -29,7 +29,7 @@ from spark_kafka_sink.local import EmbeddedKafka
 from spark_kafka_sink.sink.exactly_once.cluster import connect
 from spark_kafka_sink.sink.exactly_once.messages import TransactionLostError
 from spark_kafka_sink.sink.exactly_once.operator import main
-from spark_kafka_sink.sink.exactly_once.session import DriverSession
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 
 ROUNDS = 16_500 if int(os.environ.get("EXACTLY_ONCE_KILLS", "12")) >= 100 else 100
 ROOT = Path(__file__).resolve().parents[3]
@@ -132,18 +132,14 @@ class GoneError(BaseException):
 def leave_decided(query: Query) -> None:
     """Leave batch 0 decided and none of its transactions committed, as a driver does that dies in between."""
 
-    def touch(own: DriverSession) -> None:
-        def gone(*_: Any) -> None:
-            raise GoneError
+    def gone(*_: Any) -> None:
+        raise GoneError
 
-        own._driver.finish = gone  # type: ignore[assignment]
-        own._give_up = lambda config, batch_start, outcomes: None
-        touched.append(own)
-
-    touched: list[DriverSession] = []
-    with pytest.raises(GoneError):
-        query.run(0, 1, touch)
-    del touched[0]._give_up
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, "finish", gone)
+        patch.setattr(ExactlyOnceDriver, "abort", lambda *_: True)  # a driver that is gone aborts nothing
+        with pytest.raises(GoneError):
+            query.run(0, 1)
 
 
 def states(query: Query) -> dict[str, TransactionState]:
@@ -189,17 +185,15 @@ def test_an_undecided_batch_that_timed_out_is_written_again(
 ) -> None:
     query = Query(servers, three_partitions, tmp_path / "c", timeout_ms=1_500)
 
-    def slow(own: DriverSession) -> None:
-        commit = own._driver.commit
+    commit = ExactlyOnceDriver.commit
 
-        def commit_late(outcomes: Any) -> Any:
-            own._driver.commit = commit
-            time.sleep(3)
-            return commit(outcomes)
+    def commit_late(driver: ExactlyOnceDriver, outcomes: Any) -> Any:
+        time.sleep(3)
+        return commit(driver, outcomes)
 
-        own._driver.commit = commit_late
-
-    with pytest.raises(Exception, match=r"Batch 0 is not decided.*(timed out|more than 80 %)"):
-        query.run(0, 1, slow)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ExactlyOnceDriver, "commit", commit_late)
+        with pytest.raises(Exception, match=r"Batch 0 is not decided.*(timed out|more than 80 %)"):
+            query.run(0, 1)
     query.run(0, 2)
     check_content(servers, three_partitions, query.rows, KEYS)

@@ -15,7 +15,8 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,28 @@ def start(stream: Stream, partitions: int, *flags: str, **environment: str) -> s
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+@contextmanager
+def started(stream: Stream, partitions: int, *flags: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The job as a context. When it is left, also by a failed assertion, no process of the job is left."""
+    process = start(stream, partitions, *flags, **environment)
+    try:
+        yield process
+    finally:
+        kill_session_of(process)
+
+
+def kill_session_of(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        kill_session(process.pid)
+        process.wait()
+
+
+def finish(stream: Stream, partitions: int) -> None:
+    """Run the job to its end."""
+    with started(stream, partitions) as process:
+        assert process.wait(timeout=LIMIT_S) == 0, f"seed {SEED}"
 
 
 def new_stream(broker: Admin, folder: Path, form: str) -> Stream:
@@ -87,16 +110,14 @@ def test_whole_spark_killed_loses_and_duplicates_nothing(kafka_broker: Admin, tm
         layout = rng.randint(1, 4), "--order", rng.choice(ORDERS)
         text = f"kill {number}"
         if form == "foreachBatch" and number % 2 == 0:  # after a certain request of the driver
-            process = start(stream, *layout, "--dies-after", str(rng.randrange(30)))
-            assert process.wait(timeout=LIMIT_S) == -signal.SIGKILL, f"seed {SEED}, {text}"
+            with started(stream, *layout, "--dies-after", str(rng.randrange(30))) as process:
+                assert process.wait(timeout=LIMIT_S) == -signal.SIGKILL, f"seed {SEED}, {text}"
             continue
-        process = start(stream, *layout)
-        await_true(lambda before=before: stream.last_batch() > before, process, text)  # type: ignore[misc]  # until the query runs
-        time.sleep(rng.random() * 2)
-        kill_session(process.pid)
-        process.wait()
-    process = start(stream, 2)
-    assert process.wait(timeout=LIMIT_S) == 0, f"seed {SEED}"
+        with started(stream, *layout) as process:
+            await_true(lambda before=before: stream.last_batch() > before, process, text)  # type: ignore[misc]  # until the query runs
+            time.sleep(rng.random() * 2)
+            assert process.poll() is None, f"seed {SEED}, {text}: the query ended before its kill"
+    finish(stream, 2)
     check(stream, files)
 
 
@@ -132,16 +153,15 @@ def test_spark_killed_between_decision_and_last_commit_finishes_the_batch(
         partitions = rng.choice([count for count in (2, 3, 4) if count != partitions])
         order = rng.choice([each for each in ORDERS if each != order])
         before = -1 if number == 0 else last_decision(stream)[0].batch_id
-        process = start(stream, partitions, "--order", order, **{DIES_AT: point})
-        assert process.wait(timeout=LIMIT_S) == -signal.SIGKILL, text
+        with started(stream, partitions, "--order", order, **{DIES_AT: point}) as process:
+            assert process.wait(timeout=LIMIT_S) == -signal.SIGKILL, text
         decision, states = last_decision(stream)
         assert not decision.is_finished, text
         place, ended = point.split()
         assert decision.batch_id == before + (place == "commit"), text  # recovery writes no decision
         assert states[TransactionState.ONGOING] == len(decision.tasks) - int(ended), f"{text}: {states}"
         assert stream.last_batch() < decision.batch_id, text
-    process = start(stream, 1)
-    assert process.wait(timeout=LIMIT_S) == 0, f"seed {SEED}"
+    finish(stream, 1)
     check(stream, files)
 
 
@@ -236,9 +256,3 @@ def test_executors_killed_in_a_batch_write_lose_and_duplicate_nothing(
         check_nothing_open(stream.servers, stream.prefix)
     finally:
         kill_session_of(cluster.process)
-
-
-def kill_session_of(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        kill_session(process.pid)
-        process.wait()

@@ -429,7 +429,7 @@ def test_empty_batches_and_partitions_leave_nothing_open(
 @pytest.mark.parametrize("form", ["foreach", "foreachPartition"])
 def test_forms_without_a_driver_are_refused(spark: SparkSession, servers: str, form: str) -> None:
     sink = KafkaSink(
-        {"kafka.bootstrap.servers": servers, "topic": "nobody-made-it", "delivery.guarantee": "exactly-once"}
+        {"kafka.bootstrap.servers": servers, "topic": "missing-topic", "delivery.guarantee": "exactly-once"}
     )
     frame = spark.range(1).selectExpr("'v' AS value")
     with pytest.raises(PythonException, match=r'nothing on the driver.*format\("kafka_sink"\).*foreachBatch'):

@@ -1,4 +1,4 @@
-"""The fixtures, in a pytest run of their own."""
+"""The fixtures, in a separate pytest run."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def test_testcontainers_without_docker_is_a_clear_error(tmp_path: Path) -> None:
     output = run_pytest(
         tmp_path, USES_SHARED, SPARK_KAFKA_SINK_TEST_BROKER="testcontainers", DOCKER_HOST="tcp://127.0.0.1:1"
     )
-    assert "A broker of testcontainers is asked for and no Docker engine answers" in output
+    assert "SPARK_KAFKA_SINK_TEST_BROKER=testcontainers needs a Docker engine, and none answers" in output
 
 
 def test_an_unknown_source_of_brokers_is_refused(tmp_path: Path) -> None:
     output = run_pytest(tmp_path, USES_SHARED, SPARK_KAFKA_SINK_TEST_BROKER="docker")
-    assert "SPARK_KAFKA_SINK_TEST_BROKER=docker: it is `embedded` (the default) or `testcontainers`" in output
+    assert "SPARK_KAFKA_SINK_TEST_BROKER=docker: it must be `embedded` (the default) or `testcontainers`" in output
 
 
 def test_existing_cluster_is_taken_from_the_environment(tmp_path: Path) -> None:

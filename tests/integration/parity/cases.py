@@ -161,7 +161,7 @@ CASES = (
     Case("acks=1", KEYED, {**TO_THE_TOPIC, "kafka.acks": "1"}),
     Case("no idempotence", KEYED, {**TO_THE_TOPIC, "kafka.enable.idempotence": "false"}),
     Case("keys that do not count", KEYED, {**TO_THE_TOPIC, "kafka.partitioner.ignore.keys": "true"}, is_placed=False),
-    Case("a topic with times of its own", KEYED, topic_config={"message.timestamp.type": "LogAppendTime"}),
+    Case("a topic with log-append times", KEYED, topic_config={"message.timestamp.type": "LogAppendTime"}),
 )
 
 

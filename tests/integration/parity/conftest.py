@@ -69,8 +69,10 @@ class Topics:
 
 @pytest.fixture(scope="module")
 def warm_up(kafka_broker: Admin) -> Iterator[Callable[[str, int], None]]:
-    """Write every partition of a new topic once. Spark's sink sometimes waits two minutes in vain for its first records
-    in a partition with a new leader, if the leader takes the second batch and not the first.
+    """Write every partition of a new topic once.
+
+    Spark's sink sometimes waits two minutes without success for its first records in a partition with a new leader, if
+    the leader takes the second batch and not the first.
     """
     with KafkaProducer({"bootstrap.servers": kafka_broker.bootstrap_servers}) as producer:
 

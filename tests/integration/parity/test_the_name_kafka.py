@@ -84,12 +84,12 @@ def test_python_source_does_not_get_the_name_kafka(tmp_path: Path, has_jars: boo
     jars = ",".join(map(str, fetch_jars(SPARK_SINK_LOCK))) if has_jars else ""
     found = {"PYTHONPATH": str(modules)} if how == "module" else {}
     done = run_script(JOB, tmp_path, how, jars, str(tmp_path), **found)
-    told = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
+    reported = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
 
     if how == "module":
         assert (modules / "pyspark_named_kafka.seen").exists(), "Spark has not looked at the module"
-        assert "ConfigError: kafka.lingerms" in told["another name"]
+        assert "ConfigError: kafka.lingerms" in reported["another name"]
     else:
-        assert "[DATA_SOURCE_ALREADY_EXISTS] Data source 'kafka' already exists." in told["register"]
+        assert "[DATA_SOURCE_ALREADY_EXISTS] Data source 'kafka' already exists." in reported["register"]
     for way in ("batch", "stream"):
-        assert (SPARKS_OWN if has_jars else NOT_FOUND) in told[way]
+        assert (SPARKS_OWN if has_jars else NOT_FOUND) in reported[way]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
+from support.threaded_producer import producer_threads
 
 from spark_kafka_sink.local import Admin
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
-
-THREAD_NAME = "kafka-producer-network-thread"
 
 
 @pytest.fixture(params=["kafka_broker", "old_kafka_broker"], ids=["current", "old"])
@@ -60,4 +58,4 @@ def start_producer() -> Iterator[Callable[..., KafkaProducer]]:
     yield start
     for producer in made:
         producer.close(timeout=0)
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)] == []
+    assert producer_threads() == []

@@ -130,7 +130,7 @@ def test_user_with_only_describe_gets_no_producer_id(guest: Guest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "kind", "wanted"),
+    ("missing", "kind", "expected"),
     [
         (0, TopicAuthorizationError, [TOPIC, "grant WRITE"]),
         (1, TransactionalIdAuthorizationError, [TRANSACTION, "grant WRITE"]),
@@ -140,12 +140,12 @@ def test_user_with_only_describe_gets_no_producer_id(guest: Guest) -> None:
     ids=["topic", "transactional id", "group", "source of the offsets"],
 )
 def test_missing_permission_is_named_in_the_error(
-    guest: Guest, missing: int, kind: type[AuthorizationError], wanted: list[str]
+    guest: Guest, missing: int, kind: type[AuthorizationError], expected: list[str]
 ) -> None:
     guest.grant([each for number, each in enumerate(TRANSACTIONS) if number != missing])
     error = denied(transact, guest)
     assert isinstance(error, kind)
-    for part in wanted:
+    for part in expected:
         assert guest.name(part) in str(error)
     guest.grant([TRANSACTIONS[missing]])
     transact(guest)

@@ -55,10 +55,10 @@ class Stream:
 
     def await_acknowledged(self, count: int, timeout_s: float = 30) -> None:
         """Wait until `count` more records are acknowledged than now."""
-        wanted = len(self.futures) + count
+        expected = len(self.futures) + count
         deadline = time.monotonic() + timeout_s
-        while len(self.futures) < wanted or not self.futures[wanted - 1].done():
-            assert time.monotonic() < deadline, f"record {wanted} of {len(self.futures)} is not acknowledged"
+        while len(self.futures) < expected or not self.futures[expected - 1].done():
+            assert time.monotonic() < deadline, f"record {expected} of {len(self.futures)} is not acknowledged"
             time.sleep(0.01)
 
     def assert_all_arrived(self, kafka: EmbeddedKafka, topic: str) -> None:
@@ -66,9 +66,9 @@ class Stream:
         was lost and the retry reported only that the broker has the record.
         """
         self._place[0].flush(60)
-        told = [future.result(0).offset for future in self.futures]
-        assert read_values(kafka.bootstrap_servers, topic) == [str(number) for number in range(len(told))]
-        assert all(offset in (-1, number) for number, offset in enumerate(told))
+        reported = [future.result(0).offset for future in self.futures]
+        assert read_values(kafka.bootstrap_servers, topic) == [str(number) for number in range(len(reported))]
+        assert all(offset in (-1, number) for number, offset in enumerate(reported))
 
 
 def test_killed_and_restarted_node_loses_and_duplicates_nothing(
@@ -140,7 +140,7 @@ def test_records_fail_at_delivery_timeout_and_later_ones_arrive(
         assert time.monotonic() < deadline
     producer.send("late", b"last").result(30)
     values = read_values(lone_node.bootstrap_servers, "late")
-    # A failed record may have reached the broker all the same: at most once, in order.
+    # A failed record may still have reached the broker: at most once, in order.
     doomed_there = [value for value in values if value.startswith("doomed")]
     assert doomed_there == sorted(set(doomed_there))
     assert values[0] == "first"
@@ -177,18 +177,18 @@ def test_close_in_an_outage_fails_every_future_in_time(
 
 def test_missing_topic_is_named_within_max_block_ms(lone_node: EmbeddedKafka, start_producer: StartProducer) -> None:
     producer = start_producer(lone_node.bootstrap_servers, **{"max.block.ms": 600})
-    text = r"Topic nobody-made-it is not in the metadata within max\.block\.ms=600.*create it"
+    text = r"Topic missing-topic is not in the metadata within max\.block\.ms=600.*create it"
     for send in (
-        lambda: producer.send("nobody-made-it", b"v").result(0),
-        lambda: producer.send_columns("nobody-made-it", RecordColumns.from_rows(["v"])),
-        lambda: producer.partitions_for("nobody-made-it"),
+        lambda: producer.send("missing-topic", b"v").result(0),
+        lambda: producer.send_columns("missing-topic", RecordColumns.from_rows(["v"])),
+        lambda: producer.partitions_for("missing-topic"),
     ):
         with Stopwatch() as watch, pytest.raises(KafkaTimeoutError, match=text):
             send()
         assert watch.took_s >= 0.5
         assert watch.own_s < 1.2
-    lone_node.create_topic("somebody-made-it")
-    assert producer.send("somebody-made-it", b"v").result(30).offset == 0
+    lone_node.create_topic("created-topic")
+    assert producer.send("created-topic", b"v").result(30).offset == 0
 
 
 def test_writes_continue_after_a_topic_is_deleted_and_recreated(
@@ -216,8 +216,8 @@ def test_writes_continue_after_a_topic_is_deleted_and_recreated(
     ]
     # Records before the deletion are gone with it; from some record on all are there, in order.
     assert arrived == list(range(arrived[0], len(stream.futures)))
-    told = [future.result(0).offset for future in stream.futures]
-    assert all(offset in (-1, number) for number, offset in enumerate(told[arrived[0] :]))
+    reported = [future.result(0).offset for future in stream.futures]
+    assert all(offset in (-1, number) for number, offset in enumerate(reported[arrived[0] :]))
 
 
 def test_leader_loss_among_three_nodes_loses_and_duplicates_nothing(

@@ -15,6 +15,7 @@ import pytest
 from support.certificates import Authority
 from support.identity_provider import CLIENT_ID, CLIENT_SECRET, IdentityProvider, identity_provider, key_server
 from support.librdkafka import read_values
+from support.logins import refused_login
 from support.token_signer import TokenSigner
 
 from spark_kafka_sink import KafkaProducer
@@ -22,7 +23,6 @@ from spark_kafka_sink.common.errors import SaslAuthenticationError
 from spark_kafka_sink.local import BrokerSecurity, EmbeddedKafka
 
 AUDIENCE = "kafka"
-QUICK_S = 6.0
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,7 @@ def settings(broker: ValidatingBroker, provider: IdentityProvider, secret: str =
 
 
 def refusal(given: dict[str, Any], topic: str) -> str:
-    """The error text of a send that is refused at once; it holds no secret."""
-    with KafkaProducer(given) as producer:
-        started_s = time.monotonic()
-        with pytest.raises(SaslAuthenticationError) as caught:
-            producer.send(topic, b"out").result(30)
-        assert time.monotonic() - started_s < QUICK_S
-    assert "canary" not in str(caught.value) + repr(caught.value.__cause__) + repr(caught.value.__context__)
-    return str(caught.value)
+    return str(refused_login(given, topic, ["canary"]))
 
 
 def send_until(deadline_s: float, producer: KafkaProducer, topic: str) -> None:
@@ -109,17 +102,18 @@ def test_records_arrive_with_a_token_requested_once(
 def test_wrong_client_secret_is_reported_in_the_endpoints_words(
     broker: ValidatingBroker, provider: IdentityProvider, topic: str
 ) -> None:
-    told = refusal(settings(broker, provider, "another canary"), topic)
-    assert "The token endpoint localhost:" in told
-    assert "HTTP status 401, invalid_client, unknown client or wrong secret" in told
+    reported = refusal(settings(broker, provider, "another canary"), topic)
+    assert "The token endpoint localhost:" in reported
+    assert "HTTP status 401, invalid_client, unknown client or wrong secret" in reported
     assert provider.given == []
 
 
 def test_expired_token_is_refused_by_the_broker(
     broker: ValidatingBroker, provider: IdentityProvider, topic: str
 ) -> None:
-    provider.life_s, provider.told_life_s = -120, 300
-    assert 'refuses us by SASL OAUTHBEARER: {"status":"invalid_token"}' in refusal(settings(broker, provider), topic)
+    provider.life_s, provider.reported_life_s = -120, 300
+    text = refusal(settings(broker, provider), topic)
+    assert 'refuses the login by SASL OAUTHBEARER: {"status":"invalid_token"}' in text
     assert provider.given
     assert read_values(broker.kafka.bootstrap_servers, topic) == []
 
@@ -129,7 +123,8 @@ def test_token_for_another_audience_is_refused_by_the_broker(
     broker: ValidatingBroker, provider: IdentityProvider, topic: str, of_the_provider: bool
 ) -> None:
     provider.signer = TokenSigner("another", broker.signer) if of_the_provider else TokenSigner(AUDIENCE)
-    assert 'refuses us by SASL OAUTHBEARER: {"status":"invalid_token"}' in refusal(settings(broker, provider), topic)
+    text = refusal(settings(broker, provider), topic)
+    assert 'refuses the login by SASL OAUTHBEARER: {"status":"invalid_token"}' in text
     assert provider.given
     assert read_values(broker.kafka.bootstrap_servers, topic) == []
 
@@ -138,7 +133,7 @@ def test_session_is_renewed_until_the_client_is_revoked(
     broker: ValidatingBroker, provider: IdentityProvider, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A broker's session ends with its token: here after 3 to 4 s, because a token's end is in whole seconds."""
-    provider.life_s, provider.told_life_s = 4, 3
+    provider.life_s, provider.reported_life_s = 4, 3
     futures: list[Any] = []
     with caplog.at_level(logging.DEBUG, "spark_kafka_sink"), KafkaProducer(settings(broker, provider)) as producer:
         deadline_s = time.monotonic() + 30

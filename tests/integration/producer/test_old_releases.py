@@ -19,6 +19,7 @@ from support.exactly_once_batches import check_batches
 from support.librdkafka import read_topic
 from support.old_kafka import old_kafka
 
+from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.common.errors import UnsupportedVersionError
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, first_release
@@ -91,9 +92,10 @@ def write_every_way(servers: str, *, has_zstd: bool) -> None:
 
 def assert_table_of_releases(servers: str, release: str) -> None:
     """Check that every spoken version came with this release or earlier, and the next version of each request later."""
-    with producing(servers) as producer:
+    api_versions = ApiVersions()
+    with KafkaProducer({"bootstrap.servers": servers}, api_versions=api_versions) as producer:
         producer.send("versions", b"v").result(30)
-        spoken = producer.sender._client._api_versions.get("1")  # type: ignore[attr-defined]
+        spoken = api_versions.get("1")
     assert spoken is not None
     wrong = []
     for api_key, ours in SUPPORTED_VERSIONS.items():

@@ -97,10 +97,10 @@ def test_partitions_added_live_are_used_within_metadata_max_age(
         sent += batch
         aged.flush(30)
         used |= {future.result(0).partition for future in batch}
-    told = {(future.result(0).partition, future.result(0).offset) for future in sent}
+    reported = {(future.result(0).partition, future.result(0).offset) for future in sent}
     got = read_topic(broker.bootstrap_servers, topic, 4)
     assert len(got) == len(sent) + 2
-    assert told <= {(message.partition(), message.offset()) for message in got}
+    assert reported <= {(message.partition(), message.offset()) for message in got}
 
 
 def test_threads_sharing_a_producer_keep_their_own_order(
@@ -109,11 +109,11 @@ def test_threads_sharing_a_producer_keep_their_own_order(
     topic = make_topic(partitions=2)
     producer = start_producer(broker.bootstrap_servers, **{"batch.size": 8192, "compression.type": "lz4"})
     count, failures = 1_000, []
-    told: list[list[FutureRecordMetadata]] = [[] for _ in range(8)]
+    reported: list[list[FutureRecordMetadata]] = [[] for _ in range(8)]
 
     def rows(name: int) -> None:
         for number in range(count):
-            told[name].append(producer.send(topic, str(number), str(name)))
+            reported[name].append(producer.send(topic, str(number), str(name)))
             if number % 300 == 0:
                 producer.flush(30)
 
@@ -141,5 +141,5 @@ def test_threads_sharing_a_producer_keep_their_own_order(
         place_of[message.partition(), message.offset()] = (message.key(), message.value())
     assert got == {str(name): list(range(count)) for name in range(8)}
     for name in range(0, 8, 2):
-        found = [place_of[each.partition, each.offset] for each in (future.result(0) for future in told[name])]
+        found = [place_of[each.partition, each.offset] for each in (future.result(0) for future in reported[name])]
         assert found == [(str(name).encode(), str(number).encode()) for number in range(count)]

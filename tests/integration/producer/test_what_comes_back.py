@@ -53,11 +53,11 @@ def unkeyed(rows: list[Sent]) -> list[Sent]:
 def send_rows(producer: KafkaProducer, topic: str) -> None:
     futures = [producer.send(topic, value, key, None, stamp, headers) for key, value, stamp, headers in ROWS]
     producer.flush(30)
-    told = [future.result(0) for future in futures]
-    assert [(each.topic, each.partition, each.offset) for each in told] == [(topic, 0, n) for n in range(len(ROWS))]
-    assert [each.timestamp_ms for each in told] == [stamp for _, _, stamp, _ in ROWS]
+    reported = [future.result(0) for future in futures]
+    assert [(each.topic, each.partition, each.offset) for each in reported] == [(topic, 0, n) for n in range(len(ROWS))]
+    assert [each.timestamp_ms for each in reported] == [stamp for _, _, stamp, _ in ROWS]
     sizes = [(-1 if key is None else len(key), -1 if value is None else len(value)) for key, value, _, _ in ROWS]
-    assert [(each.serialized_key_size, each.serialized_value_size) for each in told] == sizes
+    assert [(each.serialized_key_size, each.serialized_value_size) for each in reported] == sizes
 
 
 def send_columns(producer: KafkaProducer, topic: str) -> None:
@@ -108,7 +108,7 @@ def test_log_append_time_is_in_the_records_and_the_futures(
     topic = make_topic(config={"message.timestamp.type": "LogAppendTime"})
     producer = start_producer(broker.bootstrap_servers)
     before_ms = int(time.time() * 1000)
-    told = producer.send(topic, b"one", timestamp_ms=TIME_MS).result(30)
+    reported = producer.send(topic, b"one", timestamp_ms=TIME_MS).result(30)
     runs: list[RunMetadata] = []
     producer.send_columns(
         topic,
@@ -119,7 +119,7 @@ def test_log_append_time_is_in_the_records_and_the_futures(
     after_ms = int(time.time() * 1000)
     messages = read_topic(broker.bootstrap_servers, topic)
     assert {message.timestamp()[0] for message in messages} == {TIMESTAMP_LOG_APPEND_TIME}
-    assert [told.timestamp_ms, *[run.timestamp_ms for run in runs for _ in range(run.record_count)]] == [
+    assert [reported.timestamp_ms, *[run.timestamp_ms for run in runs for _ in range(run.record_count)]] == [
         message.timestamp()[1] for message in messages
     ]
     assert all(before_ms <= message.timestamp()[1] <= after_ms for message in messages)
@@ -131,12 +131,12 @@ def test_record_without_timestamp_has_its_send_time(
     topic = make_topic()
     producer = start_producer(broker.bootstrap_servers)
     before_ms = int(time.time() * 1000)
-    told = producer.send(topic, b"one").result(30)
+    reported = producer.send(topic, b"one").result(30)
     producer.send_columns(topic, RecordColumns(pa.array([b"two"])))
     producer.flush(30)
     after_ms = int(time.time() * 1000)
     messages = read_topic(broker.bootstrap_servers, topic)
-    assert messages[0].timestamp() == (TIMESTAMP_CREATE_TIME, told.timestamp_ms)
+    assert messages[0].timestamp() == (TIMESTAMP_CREATE_TIME, reported.timestamp_ms)
     assert len(messages) == 2
     assert all(before_ms <= message.timestamp()[1] <= after_ms for message in messages)
 

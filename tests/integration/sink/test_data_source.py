@@ -121,7 +121,7 @@ def test_every_column_arrives_unchanged(
 def test_topic_option_wins_over_topic_column(
     spark: SparkSession, kafka_broker: Admin, topic: str, write: Write
 ) -> None:
-    frame = spark.range(1_000).selectExpr("encode(CAST(id AS STRING), 'utf-8') AS value", "'nobody-made-it' AS topic")
+    frame = spark.range(1_000).selectExpr("encode(CAST(id AS STRING), 'utf-8') AS value", "'missing-topic' AS topic")
     options = {"KAFKA.Bootstrap.Servers": kafka_broker.bootstrap_servers, "TOPIC": f" {topic} "}
     write(frame, {**options, "Kafka.Compression.TYPE": "zstd"})
     got = topic_frame(spark, kafka_broker.bootstrap_servers, topic, "value")

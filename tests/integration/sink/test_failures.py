@@ -66,11 +66,11 @@ def test_bad_row_fails_only_its_own_task(spark: SparkSession, kafka_broker: Admi
 
 def test_missing_topic_fails_within_max_block_ms(spark: SparkSession, own_kafka: Callable[..., EmbeddedKafka]) -> None:
     kafka = own_kafka(properties={"auto.create.topics.enable": "false"})
-    sink = sink_of(kafka.bootstrap_servers, topic="nobody-made-it", **{"kafka.max.block.ms": "1500"})
+    sink = sink_of(kafka.bootstrap_servers, topic="missing-topic", **{"kafka.max.block.ms": "1500"})
     started = time.monotonic()
     text = failure_of(numbers(spark), sink)
     assert time.monotonic() - started < 30  # the default of max.block.ms is 60 s
-    assert text.startswith("KafkaTimeoutError: Topic nobody-made-it is not in the metadata within max.block.ms=1500")
+    assert text.startswith("KafkaTimeoutError: Topic missing-topic is not in the metadata within max.block.ms=1500")
     assert "create it" in text
 
 

@@ -46,8 +46,8 @@ for write in (
     try:
         write()
     except Exception as error:
-        told = [line for line in str(error).splitlines() if 'format("kafka_sink") cannot be used:' in line]
-        print("REFUSED", told[-1])
+        lines = [line for line in str(error).splitlines() if 'format("kafka_sink") cannot be used:' in line]
+        print("REFUSED", lines[-1])
 spark.stop()
 """
 

@@ -62,8 +62,8 @@ def test_each_missing_permission_is_named_and_all_suffice(
         text = str(refusal.value)
         named = [what for what in left if what in text]
         assert named, text
-        wanted, *permissions = left.pop(named[0])
-        assert wanted in text
+        expected, *permissions = left.pop(named[0])
+        assert expected in text
         access.grant(*permissions)
     KafkaSink(options).write(frame)
     (warning,) = {record.getMessage() for record in caplog.records if "were not checked" in record.getMessage()}

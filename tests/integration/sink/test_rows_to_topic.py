@@ -127,7 +127,7 @@ def test_each_row_goes_to_the_topic_that_it_names(
 
 
 def test_the_topic_option_wins_over_the_column(spark: SparkSession, kafka_broker: Admin, topic: str) -> None:
-    frame = spark.range(10).selectExpr("CAST(id AS STRING) AS value", "'nobody-made-this-one' AS topic")
+    frame = spark.range(10).selectExpr("CAST(id AS STRING) AS value", "'missing-topic' AS topic")
     frame.foreachPartition(sink_of(kafka_broker, topic=topic).write_partition)
     assert topic_frame(spark, kafka_broker.bootstrap_servers, topic).count() == 10
 

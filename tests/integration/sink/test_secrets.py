@@ -132,7 +132,7 @@ def test_classic_spark_leaves_no_secret_behind(stage: Stage) -> None:
     hunt = stage.run("classic", {})
     assert len(re.findall("REFUSED", hunt.printed)) == 6
     assert hunt.printed.count("SaslAuthenticationError: ") >= 3
-    assert "refuses us by SASL SCRAM-SHA-256" in hunt.printed
+    assert "refuses the login by SASL SCRAM-SHA-256" in hunt.printed
     assert stage.written() == 6 * 10
     assert any("checkpoints" in path.parts for path in stage.folder.rglob("*"))
     hunt.assert_nothing_is_left()

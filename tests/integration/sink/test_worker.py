@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from spark_kafka_sink.sink.worker import acknowledge_now
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="acknowledgements are put off for 40 ms by Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux delays acknowledgements by 40 ms")
 def test_sparks_connection_to_the_worker_is_acknowledged(spark: SparkSession) -> None:
     def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         acknowledged = acknowledge_now()  # as at the start of each delivery

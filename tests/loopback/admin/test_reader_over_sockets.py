@@ -114,7 +114,7 @@ def test_every_broker_gets_the_clients_name_and_version(server: ScriptedServer) 
     with reader(server.bootstrap_servers) as found:
         count(found)
     with server.lock:
-        told = [exchange.request for exchange in server.cluster.requests_of(ApiKey.API_VERSIONS)]
-    assert len(told) >= 3
-    names = {(request.client_software_name, request.client_software_version) for request in told}
+        reported = [exchange.request for exchange in server.cluster.requests_of(ApiKey.API_VERSIONS)]
+    assert len(reported) >= 3
+    names = {(request.client_software_name, request.client_software_version) for request in reported}
     assert names == {("spark-kafka-sink", spark_kafka_sink.__version__)}

@@ -55,7 +55,7 @@ def test_driver_client_logs_in(server: ScriptedServer) -> None:
 def test_refused_login_is_raised_at_once(server: ScriptedServer) -> None:
     server.cluster.sasl.mechanisms = ["SCRAM-SHA-512"]
     started_s = time.monotonic()
-    with pytest.raises(SaslAuthenticationError, match="refuses us by SASL SCRAM-SHA-512") as caught:
+    with pytest.raises(SaslAuthenticationError, match="refuses the login by SASL SCRAM-SHA-512") as caught:
         read(server, "wrong-canary")
     assert "canary" not in str(caught.value)
     assert time.monotonic() - started_s < 5

@@ -6,6 +6,9 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from support.peer import LIMIT_S, Peer, poll_until, send_of, socket_of
@@ -41,26 +44,41 @@ def test_a_wakeup_before_the_poll_counts_for_one_poll(selector: Selector) -> Non
     assert time.monotonic() - started < 5
 
 
-def test_wakeup_during_another_keeps_later_ones_working(selector: Selector) -> None:
-    taken = selector._wakeup_reader
+@contextmanager
+def selector_on(
+    monkeypatch: pytest.MonkeyPatch, reader: type[socket.socket], writer: type[socket.socket]
+) -> Iterator[Selector]:
+    """A selector whose wake-ups go through sockets of these classes."""
+    first, second = socket.socketpair()
+    pair = reader(fileno=first.detach()), writer(fileno=second.detach())
+    monkeypatch.setattr(socket, "socketpair", lambda: pair)
+    made = Selector(SystemClock(), -1)
+    monkeypatch.undo()
+    yield made
+    made.close_all()
 
-    class InterruptedReader:
-        """Send a wake-up just before and just after the bytes of the last one are read."""
 
-        def recv(self, size: int) -> bytes:
-            selector.wakeup()
-            data = taken.recv(size)
-            selector.wakeup()
+def test_wakeup_during_another_keeps_later_ones_working(monkeypatch: pytest.MonkeyPatch) -> None:
+    class InterruptedReader(socket.socket):
+        """Sends a wake-up just before and just after the bytes of the first one are read."""
+
+        is_first = True
+
+        def recv(self, size: int, flags: int = 0) -> bytes:
+            interrupt = selector.wakeup if self.is_first else lambda: None
+            self.is_first = False
+            interrupt()
+            data = super().recv(size, flags)
+            interrupt()
             return data
 
-    selector.wakeup()
-    selector._wakeup_reader = InterruptedReader()  # type: ignore[assignment]
-    selector.poll(1000)
-    selector._wakeup_reader = taken
-    selector.wakeup()
-    started = time.monotonic()
-    selector.poll(5000)
-    assert time.monotonic() - started < 3
+    with selector_on(monkeypatch, InterruptedReader, socket.socket) as selector:
+        selector.wakeup()
+        selector.poll(1000)
+        selector.wakeup()
+        started = time.monotonic()
+        selector.poll(5000)
+        assert time.monotonic() - started < 3
 
 
 def test_no_wakeup_is_lost_under_many_from_another_thread(selector: Selector) -> None:
@@ -87,22 +105,25 @@ def test_no_wakeup_is_lost_under_many_from_another_thread(selector: Selector) ->
     thread.join(LIMIT_S)
 
 
-def test_ctrl_c_in_a_wakeup_leaves_the_next_one_working(selector: Selector) -> None:
+def test_ctrl_c_in_a_wakeup_leaves_the_next_one_working(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: the flag of a pending wake-up was set without its byte, so no later wake-up sent one."""
-    writer = selector._wakeup_writer
 
-    class InterruptedWriter:
-        def send(self, data: bytes) -> int:
-            raise KeyboardInterrupt
+    class InterruptedWriter(socket.socket):
+        is_interrupted = True
 
-    selector._wakeup_writer = InterruptedWriter()  # type: ignore[assignment]
-    with pytest.raises(KeyboardInterrupt):
+        def send(self, data: Any, flags: int = 0) -> int:
+            if self.is_interrupted:
+                self.is_interrupted = False
+                raise KeyboardInterrupt
+            return super().send(data, flags)
+
+    with selector_on(monkeypatch, socket.socket, InterruptedWriter) as selector:
+        with pytest.raises(KeyboardInterrupt):
+            selector.wakeup()
         selector.wakeup()
-    selector._wakeup_writer = writer
-    selector.wakeup()
-    started = time.monotonic()
-    selector.poll(5000)
-    assert time.monotonic() - started < 3
+        started = time.monotonic()
+        selector.poll(5000)
+        assert time.monotonic() - started < 3
 
 
 def test_a_wakeup_after_the_end_is_harmless() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import selectors
 import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.fake_clock import FakeClock
@@ -94,7 +96,7 @@ class Unsendable(PlainTransport):
 
 
 def test_failed_send_ends_a_connection_with_a_silent_peer(peer: Peer) -> None:
-    """If it stayed open, it would be neither ready nor lost for ever."""
+    """If it stayed open, it would be neither ready nor lost forever."""
     selector = Selector(SystemClock(), -1, make_transport=Unsendable)
     try:
         connection = connect(selector, peer)
@@ -350,16 +352,11 @@ def test_closed_failed_attempt_is_not_reported(selector: Selector) -> None:
 
 def test_connection_that_cannot_be_registered_leaves_no_socket(selector: Selector, peer: Peer) -> None:
     before = open_files()
-    poller = selector._poller
-
-    class FullPoller:
-        def register(self, *_: object) -> None:
-            raise OSError(28, "No space left on device")  # no epoll watches are left
-
-    selector._poller = FullPoller()  # type: ignore[assignment]
-    with pytest.raises(OSError, match="No space left"):
-        selector.connect("1", peer.address)
-    selector._poller = poller
+    full = Mock(side_effect=OSError(28, "No space left on device"))  # no epoll watches are left
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selectors.DefaultSelector, "register", full)
+        with pytest.raises(OSError, match="No space left"):
+            selector.connect("1", peer.address)
     assert (selector.connection_count, open_files()) == (0, before)
     connect(selector, peer)
 

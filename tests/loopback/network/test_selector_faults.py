@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import selectors
 from collections.abc import Iterator, Sequence
+from unittest.mock import Mock
 
 import pytest
-from support.peer import Peer, connect, frame, lost, poll_until, send_of
+from support.peer import Peer, connect, frame, lost, open_files, poll_until, send_of
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import DisconnectError
@@ -87,9 +89,10 @@ def test_unexpected_exception_within_a_frame_ends_only_its_connection(
 ) -> None:
     """The selector sends the rest of a frame when the poller reports room in the socket."""
     bad, good = connect(selector, peer, "bad"), connect(selector, peer, "good")
-    selector.send(send_of(bytes(16 << 20), "bad"))
+    send = send_of(bytes(16 << 20), "bad")
+    selector.send(send)
     selector.poll(0)
-    assert selector._channels["bad"].is_sending
+    assert send.remaining > 0
     monkeypatch.setattr(FaultyTransport, "faults", frozenset({"sendmsg"}))
     good.sendall(frame(b"an answer"))
     got: list[bytes] = []
@@ -125,9 +128,8 @@ def test_exception_while_draining_a_failed_send_ends_the_connection(
     poll_until(selector, lambda: selector.disconnected)
     bad = connect(selector, peer, "bad")
     monkeypatch.setattr(FaultyTransport, "faults", frozenset({"recv_into"}))
-    channel = selector._channels["bad"]
-    channel.failed_send = DisconnectError("sending failed")
-    selector._to_drain.append(channel)
+    monkeypatch.setattr(FaultyTransport, "sendmsg", Mock(side_effect=ConnectionResetError))
+    selector.send(send_of(b"not sent", "bad"))
     selector.poll(0)
     assert selector.disconnected["bad"].kind is ChannelKind.FAILED_SEND
 
@@ -147,18 +149,18 @@ def test_exception_of_the_poller_keeps_the_report_of_an_end(
     selector: Selector, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the report the node would count as connected, and the client would never connect again."""
+    before, unregister = open_files(), selectors.DefaultSelector.unregister
     connection = connect(selector, peer, "bad")
-    channel, unregister = selector._channels["bad"], selector._poller.unregister
 
-    def unregister_and_raise(transport: PlainTransport) -> None:
-        unregister(transport)
+    def unregister_and_raise(poller: selectors.DefaultSelector, transport: PlainTransport) -> None:
+        unregister(poller, transport)
         raise ValueError("fault in unregister")
 
-    monkeypatch.setattr(selector._poller, "unregister", unregister_and_raise)
+    monkeypatch.setattr(selectors.DefaultSelector, "unregister", unregister_and_raise)
     connection.close()
     assert lost(selector, "bad").kind is ChannelKind.READY
     monkeypatch.undo()
-    assert channel.transport.fileno() == -1, "its socket is closed"
+    assert open_files() == before, "its socket is closed"
     assert selector.connection_count == 0
     connect(selector, peer, "bad")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import selectors
 import socket
 import struct
 import threading
@@ -19,7 +20,7 @@ from spark_kafka_sink.network.channel import ChannelKind, NetworkReceive, Networ
 from spark_kafka_sink.network.selector import Selector
 
 
-def test_a_frame_goes_out_and_one_comes_back(selector: Selector, peer: Peer) -> None:
+def test_frame_is_sent_and_one_is_received(selector: Selector, peer: Peer) -> None:
     connection = connect(selector, peer)
     assert selector.is_channel_ready("1")
     send = send_of(b"question")
@@ -46,11 +47,11 @@ def test_a_slow_reader_gets_every_byte_in_order(selector: Selector) -> None:
     connection = connect(selector, peer, send_buffer=4096)
     source = random.Random(5)
     frames = [source.randbytes(source.choice((10, 3_000, 200_000))) for _ in range(12)]
-    wanted = b"".join(frame(payload) for payload in frames)
+    expected = b"".join(frame(payload) for payload in frames)
     got = bytearray()
 
     def read_slowly() -> None:
-        while len(got) < len(wanted):
+        while len(got) < len(expected):
             got.extend(connection.recv(source.choice((1, 7, 1000, 30_000))))
 
     reader = threading.Thread(target=read_slowly)
@@ -64,7 +65,7 @@ def test_a_slow_reader_gets_every_byte_in_order(selector: Selector) -> None:
         poll_until(selector, lambda send=send: send in selector.completed_sends)  # type: ignore[misc]
     reader.join(LIMIT_S)
     peer.close()
-    assert bytes(got) == wanted
+    assert bytes(got) == expected
 
 
 def read_all(connection: socket.socket, size: int) -> threading.Thread:
@@ -139,12 +140,17 @@ def test_wakeup_ends_a_poll_within_a_frame(selector: Selector, monkeypatch: pyte
     connect(selector, slow, send_buffer=4096)
     selector.send(send_of(bytes(50_000_000)))
     selector.poll(0)
-    looks = [[(key, key.events) for key in selector._poller.get_map().values()]]
-    assert len(looks[0]) == 2
-    monkeypatch.setattr(selector._poller, "select", lambda _: looks.pop())
+    looks: list[int] = []
+
+    def all_is_ready(poller: selectors.BaseSelector, timeout_s: float) -> list[tuple[selectors.SelectorKey, int]]:
+        looks.append(len(poller.get_map()))
+        return [(key, key.events) for key in poller.get_map().values()]
+
+    monkeypatch.setattr(selectors.DefaultSelector, "select", all_is_ready)
     selector.wakeup()
     selector.poll(60_000)
-    assert looks == []
+    monkeypatch.undo()
+    assert looks == [2], "one look at the wake-up and the connection"
     slow.close()
 
 

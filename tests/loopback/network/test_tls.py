@@ -40,15 +40,7 @@ PASSWORD = "hunter2"
 
 def config(**settings: Any) -> ProducerConfig:
     """TLS settings that trust AUTHORITY; the keywords have underscores for dots."""
-    given = {key.replace("_", "."): value for key, value in settings.items()}
-    return ProducerConfig.from_mapping(
-        {
-            "bootstrap.servers": "localhost:1",
-            "security.protocol": "SSL",
-            "ssl.truststore.certificates": AUTHORITY.certificate_pem,
-            **given,
-        }
-    )
+    return ProducerConfig.from_mapping(AUTHORITY.settings(**settings))
 
 
 def client_certificate(identity: Identity) -> dict[str, str]:
@@ -157,7 +149,7 @@ def test_unchecked_host_names_are_configured_and_logged(caplog: pytest.LogCaptur
             connect(selector, server.port)
             assert echo(selector, b"ping") == b"ping"
         with TlsServer(server_context(Authority().issue())) as server, selector_of(unchecked) as selector:
-            assert "of an authority that we do not know" in refusal(selector, server.port)
+            assert "of an unknown authority" in refusal(selector, server.port)
     warned = [record for record in caplog.records if "ssl.endpoint.identification.algorithm" in record.getMessage()]
     assert len(warned) == 2, "once a client"
 
@@ -167,8 +159,8 @@ def test_unchecked_host_names_are_configured_and_logged(caplog: pytest.LogCaptur
     [
         (AUTHORITY.issue_expired(), "has expired"),
         (AUTHORITY.issue_not_yet_valid(), "not valid yet"),
-        (Authority("stranger").issue(), "of an authority that we do not know"),
-        (Authority().issue(), "of an authority that we do not know"),
+        (Authority("stranger").issue(), "of an unknown authority"),
+        (Authority().issue(), "of an unknown authority"),
     ],
     ids=["expired", "not yet valid", "stranger", "stranger of the same name"],
 )
@@ -569,9 +561,9 @@ def test_key_update_of_the_peer_is_handled(tmp_path: Path) -> None:
     assert server.stdin is not None
     assert server.stdout is not None
 
-    def read_until(wanted: bytes) -> bytes:
+    def read_until(expected: bytes) -> bytes:
         seen = b""
-        while wanted not in seen:
+        while expected not in seen:
             assert select.select([server.stdout], [], [], 10)[0], seen  # type: ignore[type-var]
             seen += os.read(server.stdout.fileno(), 1 << 16)
         return seen

@@ -28,11 +28,11 @@ def interrupted_in_close(producer: KafkaProducer) -> Iterator[None]:
 
     def interrupt() -> None:
         while sender._is_running:
-            told.wait(0.001)
+            reported.wait(0.001)
         assert main.ident is not None
         signal.pthread_kill(main.ident, signal.SIGINT)
 
-    told = threading.Event()
+    reported = threading.Event()
     thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     with pytest.raises(KeyboardInterrupt):

@@ -53,7 +53,7 @@ def advertise(server: ScriptedServer, host: str, port: int) -> None:
 
 @contextlib.contextmanager
 def listener(answer: bytes) -> Iterator[int]:
-    """Take every connection, keep the received bytes (`heard`), send `answer`, and go on listening."""
+    """Accept every connection, send `answer`, and go on listening."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.05)
         ending = threading.Event()
@@ -155,8 +155,8 @@ def test_server_that_does_not_know_the_password_is_refused(server: ScriptedServe
             with pytest.raises(SaslAuthenticationError, match="is wrong"):
                 producer.send("t", b"secret", partition=1).result(10)
     assert rogue.requests_of(ApiKey.PRODUCE) == []
-    heard = b"".join(rogue.sasl.tokens_heard)
-    assert PASSWORD.encode() not in heard
+    tokens = b"".join(rogue.sasl.received_tokens)
+    assert PASSWORD.encode() not in tokens
 
 
 def _let_in(rogue: ScriptedCluster) -> faults.Hook:

@@ -123,7 +123,7 @@ def test_tokens_of_a_function_log_in(server: ScriptedServer, cluster: ScriptedCl
     assert values(cluster) == [b"x"]
     with producer(server, sasl_oauthbearer_token_provider=lambda: ("bad", 10**15), **settings) as made:
         assert isinstance(failure(made), SaslAuthenticationError)
-    assert b"\x01" in cluster.sasl.tokens_heard  # the last token may be of another connection, which the close ended
+    assert b"\x01" in cluster.sasl.received_tokens  # the last token may be of another connection, which the close ended
 
 
 def test_tokens_of_an_endpoint_are_renewed_with_the_session(
@@ -193,7 +193,7 @@ def test_wrong_password_is_refused(server: ScriptedServer, cluster: ScriptedClus
             assert time.monotonic() - started_s < QUICK_S
         return
     text = refused(server, cluster, SaslAuthenticationError, **settings)
-    assert "refuses us by SASL SCRAM-SHA-256: Authentication failed during" in text
+    assert "refuses the login by SASL SCRAM-SHA-256: Authentication failed during" in text
 
 
 @pytest.mark.parametrize("offered", [["PLAIN"], [], ["PLAIN", "scram-sha-256"]])
@@ -204,7 +204,7 @@ def test_producer_tries_no_other_mechanism(
     text = refused(server, cluster, UnsupportedSaslMechanismError)
     assert "sasl.mechanism=SCRAM-SHA-256" in text
     assert set(cluster.sasl.handshakes) == {"SCRAM-SHA-256"}
-    assert cluster.sasl.tokens_heard == []
+    assert cluster.sasl.received_tokens == []
 
 
 def test_listener_without_sasl_is_refused(server: ScriptedServer, cluster: ScriptedCluster) -> None:
@@ -235,10 +235,10 @@ def test_untrusted_server_is_refused(
 
 def _lax(server: ScramServer) -> ScramServer:
     """A server that accepts every user, as an untrusted one would."""
-    hear_final = server.hear_final
-    server.hear_final = lambda message: hear_final(message) or server.twist_final("v=AAAA").encode()
+    on_client_final = server.on_client_final
+    server.on_client_final = lambda message: on_client_final(message) or server.twist_final("v=AAAA").encode()
     if server.iterations > 10**6:
-        server.hear_final = lambda message: b"v=AAAA"
+        server.on_client_final = lambda message: b"v=AAAA"
     return server
 
 

@@ -18,14 +18,7 @@ AUTHORITY = Authority()
 
 
 def producer_of(address: str, **more: object) -> KafkaProducer:
-    return KafkaProducer(
-        {
-            "bootstrap.servers": address,
-            "security.protocol": "SSL",
-            "ssl.truststore.certificates": AUTHORITY.certificate_pem,
-            **{key.replace("_", "."): value for key, value in more.items()},
-        }
-    )
+    return KafkaProducer(AUTHORITY.settings(address, **more))
 
 
 def test_unanswered_handshake_times_out_and_is_retried() -> None:
@@ -49,7 +42,7 @@ def test_bad_certificate_is_reported_at_once_without_reconnects() -> None:
     with TlsServer(server_context(Authority("stranger").issue())) as server, TcpProxy(server.address) as proxy:
         with producer_of(proxy.address, max_block_ms=20_000) as producer:
             began = time.monotonic()
-            with pytest.raises(SslAuthenticationError, match="of an authority that we do not know"):
+            with pytest.raises(SslAuthenticationError, match="of an unknown authority"):
                 producer.send("t", b"value").result(10)
             assert time.monotonic() - began < 5
             attempts = proxy.accepted

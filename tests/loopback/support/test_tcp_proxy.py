@@ -164,16 +164,16 @@ def test_only_existing_half_open_connections_are_silent(proxy: TcpProxy, echo: E
         client.sendall(b"x")
         assert receive(client, 1) == b"x"
         proxy.half_open()
-        client.sendall(b"unheard")
+        client.sendall(b"lost")
         with pytest.raises(TimeoutError):
             client.recv(1)
         with connect(proxy) as other:
-            other.sendall(b"heard")
-            assert receive(other, 5) == b"heard"
+            other.sendall(b"kept")
+            assert receive(other, 4) == b"kept"
         proxy.heal()
         with pytest.raises(ConnectionResetError):
             client.recv(1)
-    assert bytes(echo.received) == b"xheard"
+    assert bytes(echo.received) == b"xkept"
 
 
 def test_black_hole_answers_no_connection_attempt(proxy: TcpProxy) -> None:
@@ -186,7 +186,7 @@ def test_black_hole_answers_no_connection_attempt(proxy: TcpProxy) -> None:
         assert receive(client, 1) == b"x"
 
 
-def test_held_bytes_arrive_after_their_sender_has_gone(proxy: TcpProxy, echo: Echo) -> None:
+def test_held_bytes_arrive_after_their_sender_has_closed(proxy: TcpProxy, echo: Echo) -> None:
     with connect(proxy) as client:
         client.sendall(b"before ")
         until(lambda: bytes(echo.received) == b"before ")

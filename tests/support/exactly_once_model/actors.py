@@ -1,4 +1,4 @@
-"""The two seams of the protocol over the model: what a driver asks of a cluster, and a task's producer."""
+"""The two seams of the protocol over the model: the requests of a driver to its cluster, and a task's producer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def init_producer_id(world: World, key: str, held: tuple[int, int]) -> ProducerI
 
 
 def write(world: World, open_: OpenTransaction, place: TopicPartition, sequence: int, values: list[Any]) -> None:
-    """Records into a partition, which is added to the transaction first where the version wants that."""
+    """Write records into a partition. The version may require that it is added to the transaction first."""
     coordinator = world.cluster.transactions
 
     def add() -> None:
@@ -105,7 +105,7 @@ class ModelDriverCluster:
         self.knows_prefix = False
 
     def find_topic(self) -> None:
-        """What making a `KafkaDriverCluster` asks for."""
+        """Look for the decision topic, as the constructor of `KafkaDriverCluster` does."""
         if self.world.request("look for the decision topic", lambda: not self.world.is_topic_gone):
             return
         if self.describe_one(driver_id(PREFIX)) is not None:
@@ -184,9 +184,9 @@ class ModelDriverCluster:
         )
 
     def list_ids(self, states: Iterable[TransactionState]) -> list[str]:
-        wanted = {state.value for state in states}
+        expected = {state.value for state in states}
         held = self.world.cluster.transactions.transactions
-        return self.world.request("list", lambda: [name for name, each in held.items() if each.state in wanted])
+        return self.world.request("list", lambda: [name for name, each in held.items() if each.state in expected])
 
     def markers(self, transactional_ids: Iterable[str]) -> Mapping[str, CommittedOffset | None]:
         ids = list(transactional_ids)
@@ -202,7 +202,7 @@ class ModelDriverCluster:
 
 
 class ModelProducer:
-    """A task's producer: every send is a request, and nothing is sent after the process is gone."""
+    """A task's producer: every send is a request. Nothing is sent after the end of the process."""
 
     has_failed = False
 

@@ -1,4 +1,4 @@
-"""The protocol with one rule taken away, each as an earlier plan had it. The model must find a fault in every one."""
+"""The protocol with one rule removed, as an earlier design had it. The model must find a fault in every one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def decision_of(outcomes: Sequence[TaskOutcome], now_ms: int) -> Decision:
     return Decision(outcomes[0].batch_id, outcomes[0].query_id, now_ms, len(outcomes), 0, tasks)
 
 
-# ---- H1: no decision; a partition whose marker is there is skipped ---------------------------------------------------
+# ---- H1: no decision; a partition with a marker is skipped ----------------------------------------------------------
 
 
 class CommitsWithoutDecision(ExactlyOnceDriver):
@@ -42,7 +42,7 @@ class SkipsByMarker(World):
         return super()._attempt(batch_start, task, rows)
 
 
-# ---- H4: nothing fences an older driver, nor the task ids that the new layout does not use ---------------------------
+# ---- H4: nothing fences an older driver, or the task ids that the new layout does not use ---------------------------
 
 
 class DecidesUnfenced(ExactlyOnceDriver):
@@ -102,7 +102,7 @@ class AbortsAfterDecision(World):
     driver_class = AbortsWhatIsDecided
 
 
-# ---- H7: every batch up to the last decided one is skipped, whoever's it is ------------------------------------------
+# ---- H7: every batch up to the last decided one is skipped, of any query ---------------------------------------------
 
 
 class SkipsOlder(ExactlyOnceTask):
@@ -118,7 +118,7 @@ class SkipsOlderBatches(World):
     task_class = SkipsOlder
 
 
-# ---- H9: a task without rows has an empty transaction decided; or leaves its old one open ----------------------------
+# ---- H9: a task without rows decides an empty transaction; or leaves its old one open --------------------------------
 
 
 class DecidesEmptyTransactions(World):
@@ -155,7 +155,7 @@ class TakesUnknownForCommitted(World):
 
 
 class TrustsAnyLaterMarker(ExactlyOnceDriver):
-    """Of any life of the prefix."""
+    """Accepts a later marker from before the prefix was freed."""
 
     def _check_markers(self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
         found = self._cluster.markers([task.transaction.transactional_id for task in tasks])
@@ -182,7 +182,7 @@ class DecidesWhatWasTaken(DecidesUnseen):
 
 
 class SweepsLast(ExactlyOnceDriver):
-    """Lists after the last proof that no other driver has taken over."""
+    """Lists transactions after the last proof that no other driver has taken over."""
 
     def _note_finished(self, driver: OpenTransaction, decision: Decision, sequence: int) -> OpenTransaction:
         noted = super()._note_finished(driver, decision, sequence)
@@ -205,7 +205,7 @@ class IgnoresTheQueryId(World):
 
 
 class ComparesCountsOnly(ExactlyOnceDriver):
-    """As decisions of version 1 allow it."""
+    """Compares only counts, as decisions of version 1 do."""
 
     def begin(self, held: ProducerIdAndEpoch | None = None, known: Decision | None = None) -> BatchStart:
         return replace(super().begin(held, known), last_fingerprint=None)

@@ -1,4 +1,4 @@
-"""Plans of faults: all of them up to a depth, or drawn by a seed."""
+"""Plans of faults: all of them up to a depth, or random ones from a seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LAST_REQUEST = 70
 
 
 def length_of(world_class: type[World], plan: Plan, variant: Variant, batches: int) -> int:
-    """How many requests a run makes. Raises ViolationError, naming the plan."""
+    """Return the number of requests of a run. Raises ViolationError, naming the plan."""
     world = world_class(plan, version=variant[0], holds_epoch=variant[1], batches=batches)
     try:
         world.run()
@@ -35,9 +35,7 @@ def describe(plan: Plan, variant: Variant, requests: Sequence[str]) -> str:
 def explore(
     world_class: type[World], variant: Variant, depth: int, kinds: Sequence[Fault] = tuple(Fault), batches: int = 2
 ) -> int:
-    """Run every plan of up to `depth` faults; how many there were. Raises ViolationError at the first that breaks an
-    invariant.
-    """
+    """Run every plan of up to `depth` faults, and return their number. Raises ViolationError at the first violation."""
 
     def deeper(plan: Plan, start: int, left: int) -> int:
         length = length_of(world_class, plan, variant, batches)
@@ -51,10 +49,10 @@ def explore(
 
 
 def drawn(seed: int) -> tuple[Plan, Variant]:
-    """A plan of two to five faults anywhere.
+    """Return a random plan of two to five faults.
 
-    A decision topic and coordinators that have both forgotten a query before its second batch leave nothing by which
-    to notice that: such faults are not drawn together.
+    If a decision topic and coordinators have both forgotten a query before its second batch, nothing shows that. Such
+    faults are not combined.
     """
     rng = random.Random(seed)
     count = rng.choice((2, 2, 3, 4, 5))

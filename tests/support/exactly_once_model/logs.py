@@ -13,7 +13,7 @@ from support.scripted_broker.transaction_coordinator import TransactionCoordinat
 
 @dataclass(slots=True)
 class Entry:
-    """A record, and what its transaction came to: None while that is open."""
+    """A record, and the end of its transaction: None while that is open."""
 
     producer_id: int
     value: Any
@@ -35,7 +35,7 @@ class ModelLog:
             self.entries += [Entry(producer_id, value) for value in values]
 
     def append_alone(self, value: Any) -> None:
-        """Outside any transaction."""
+        """Append outside any transaction."""
         self.changes += 1
         self.entries.append(Entry(-1, value, True))
 
@@ -46,11 +46,11 @@ class ModelLog:
                 self.changes += 1
 
     def committed(self) -> list[Any]:
-        """All committed entries, also those that a reader cannot see yet."""
+        """Return all committed entries, also those that a reader cannot see yet."""
         return [entry.value for entry in self.entries if entry.is_committed]
 
     def visible(self) -> list[Any]:
-        """What a reader under read_committed sees: nothing behind an open transaction."""
+        """Return the entries that a reader under read_committed sees: none behind an open transaction."""
         found = []
         for entry in self.entries:
             if entry.is_committed is None:
@@ -62,7 +62,7 @@ class ModelLog:
 
 @dataclass
 class ModelCluster:
-    """What `TransactionCoordinator` asks of a cluster."""
+    """The part of a cluster that `TransactionCoordinator` needs."""
 
     version: int
     next_producer_id: int = 1

@@ -1,4 +1,4 @@
-"""Batch writes without a prefix in the model: each takes the name that the write before it gave back."""
+"""Batch writes without a prefix in the model: each takes the name that the write before it released."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ WRITE_FAULTS = (
     Fault.TOPIC_GONE,
     Fault.TOPIC_EMPTIED,
 )
-"""Those that can happen to batch writes. OTHER_DRIVER is the operator's `finish`."""
+"""The faults that batch writes can have. OTHER_DRIVER is the operator's `finish`."""
 
 
 class OneOffCluster(ModelDriverCluster):
-    """As `KafkaDriverCluster` with `is_one_off`."""
+    """`KafkaDriverCluster` with `is_one_off`."""
 
     def find_topic(self) -> None:
         if not self.world.request("look for the decision topic", lambda: not self.world.is_topic_gone):
@@ -60,19 +60,21 @@ class OneOffCluster(ModelDriverCluster):
 
 
 class NamedWrites(World):
-    """Write after write under one name, each committed by another process than began it. A write that fails gives the
-    name back if all that it left open was aborted. Else it keeps the name, and the operator settles it.
+    """Consecutive writes under one name. Another process commits each of them.
+
+    A failed write releases the name if all that it left open was aborted. Else it keeps the name, and the operator
+    settles it.
     """
 
     has_decisions = False
-    """Each write is batch 0, so a row does not tell its decision."""
+    """Each write is batch 0, so a row does not show its decision."""
     gives_back_after_failure = False
     late_task = -1
-    """Which of the tasks so far a late attempt is of."""
+    """The task of a late attempt, by number."""
 
     def run(self) -> None:
-        self.told: list[tuple[int, KafkaError | None]] = []
-        """Writes and what their callers got; a write whose process died is not in it."""
+        self.results: list[tuple[int, KafkaError | None]] = []
+        """Writes and the results for their callers; without writes whose process died."""
         begun = 0
         for number in range(self.batches):
             begun += 1
@@ -99,15 +101,15 @@ class NamedWrites(World):
             outcomes: list[TaskOutcome] = []
             try:
                 for partition, rows in enumerate(self.layout(number, number)):
-                    outcomes.append(self._run_task(batch_start, batch_start.next_batch_id, partition, rows))
+                    outcomes.append(self.run_task(batch_start, batch_start.next_batch_id, partition, rows))
                 self._in_process(lambda driver: driver.commit(outcomes))
             except (KafkaError, QueryFailedError):
                 is_aborted = self._abort(batch_start, outcomes)
                 raise
         except (KafkaError, QueryFailedError) as error:
-            self.told.append((number, error if isinstance(error, KafkaError) else KafkaError()))
+            self.results.append((number, error if isinstance(error, KafkaError) else KafkaError()))
             return is_aborted
-        self.told.append((number, None))
+        self.results.append((number, None))
         self.request(COMMIT_LOG, lambda: None)
         return True
 
@@ -123,7 +125,7 @@ class NamedWrites(World):
         return step(self.driver_class(PREFIX, cluster, lambda: self.now_ms, topic=self.input.topic, is_new=True))
 
     def _settle(self) -> None:
-        """The operator's `finish`."""
+        """Run the operator's `finish`."""
         try:
             ExactlyOnceDriver(PREFIX, OneOffCluster(self), lambda: self.now_ms, is_operator=True).begin()
         except TransactionLostError as error:
@@ -132,7 +134,7 @@ class NamedWrites(World):
             pass
 
     def _run_once(self) -> bool:
-        """What OTHER_DRIVER does."""
+        """Run the driver of the fault OTHER_DRIVER."""
         self._settle()
         return True
 
@@ -147,24 +149,24 @@ class NamedWrites(World):
 
     def _check_writes(self, begun: int) -> None:
         seen = sorted(self.committed_rows())
-        losses = [error for _, error in self.told if isinstance(error, TransactionLostError)]
+        losses = [error for _, error in self.results if isinstance(error, TransactionLostError)]
         if self.lost:
             losses.append(self.lost)
         if losses and not self.may_lose():
             raise ViolationError(f"Lost, and nothing happened that could lose rows: {losses[0]}")
-        ended = {number for number, error in self.told if error is None}
+        ended = {number for number, error in self.results if error is None}
         for number in range(begun):
-            wanted = sorted(row for _, row in self.rows(self.input, number))
+            expected = sorted(row for _, row in self.rows(self.input, number))
             found = [row for row in seen if row.startswith(f"a{number}.")]
-            if number in ended and found != wanted:
+            if number in ended and found != expected:
                 raise ViolationError(f"Write {number} ended well, and readers see {found}")
             is_excused = bool(losses) or bool(TOPIC_FAULTS & set(self.plan.values()))
-            if found not in ([], wanted) and not is_excused:
+            if found not in ([], expected) and not is_excused:
                 raise ViolationError(f"Write {number} is torn, without an error: {found}")
 
 
 class NamedWritesWithOldTasks(NamedWrites):
-    """The late attempts are those of the first write's first task."""
+    """The late attempts belong to the first task of the first write."""
 
     @property
     def late_task(self) -> int:  # type: ignore[override]
@@ -172,13 +174,13 @@ class NamedWritesWithOldTasks(NamedWrites):
 
 
 class GivesBackAfterFailure(NamedWrites):
-    """Broken: also a write that failed gives its name back."""
+    """Broken: a failed write also releases its name."""
 
     gives_back_after_failure = True
 
 
 class GivesBackBeforeTheEnd(NamedWrites):
-    """Broken: the name is free while its write goes on, so another write begins under it at any request."""
+    """Broken: the name is free during its write, so another write begins under it at any request."""
 
     def _run_once(self) -> bool:
         self._in_process(lambda driver: driver.begin())

@@ -1,5 +1,5 @@
-"""A run of the model: a query with its checkpoint, drivers and tasks over one cluster, and a plan of faults by the
-number of the request that they hit. The same plan gives the same run.
+"""A run of the model: a query with its checkpoint, drivers and tasks over one cluster, and a plan of faults by request
+number. The same plan gives the same run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Fault(enum.Enum):
     LOST_REPLY = "its answer is lost, and it is sent again"
     TIMEOUT_BEFORE = "it never arrives"
     TIMEOUT_AFTER = "it arrives, and its answer never does"
-    LATE = "it arrives after others, when nobody waits for it any more"
+    LATE = "it arrives after others, when no caller waits for it any more"
     EXPIRE = "transactions time out before it"
     OTHER_DRIVER = "another driver of the query does all it can before it"
     LONG_REST = "as OTHER_DRIVER, and then nothing happens until coordinators have forgotten all ids"
@@ -63,7 +63,7 @@ class Fault(enum.Enum):
     FEWER_ROWS = "the driver dies after it, and the batch that Spark runs again has fewer rows"
     OTHER_TOPIC = "the driver dies after it, and the query is started again with another topic"
     STALLED = (
-        "a late attempt of a task, which looked at its driver long before, takes its id, and dies in its transaction"
+        "a late attempt of a task, which checked its driver long before, takes its id, and dies in its transaction"
     )
     TOPIC_GONE = "the decision topic is deleted before it"
     TOPIC_EMPTIED = "the decision topic is deleted and made again before it"
@@ -76,7 +76,7 @@ class Fault(enum.Enum):
 TASK_FAULTS = frozenset({Fault.TASK_CRASH_BEFORE, Fault.TASK_CRASH_AFTER})
 CHECKPOINT_FAULTS = frozenset({Fault.RESET, Fault.RESTORE, Fault.FORGET})
 CHANGE_FAULTS = frozenset({Fault.OTHER_ROWS, Fault.FEWER_ROWS, Fault.OTHER_TOPIC})
-"""Each must end in an error where the batch was decided, and may be no error where it was not."""
+"""Each must end in an error if the batch was decided, and may be no error if it was not."""
 NETWORK_FAULTS = frozenset({Fault.LOST_REPLY, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER, Fault.LATE})
 TOPIC_FAULTS = frozenset({Fault.TOPIC_GONE, Fault.TOPIC_EMPTIED, Fault.ALL_FORGOTTEN})
 _REFUSALS: tuple[tuple[type[KafkaError], tuple[str, ...], frozenset[Fault]], ...] = (
@@ -88,16 +88,16 @@ _REFUSALS: tuple[tuple[type[KafkaError], tuple[str, ...], frozenset[Fault]], ...
 COMMIT_LOG = "commit log"
 """Spark's own step, which is no request to Kafka."""
 MAY_STAY_OPEN = NETWORK_FAULTS | {Fault.SPECULATE, Fault.ZOMBIE, Fault.STALLED, Fault.OTHER_DRIVER, Fault.LONG_REST}
-"""Another driver has begun, or a late attempt; or the abort of a loser does not arrive."""
+"""Another driver has begun, or a late attempt; or the abort of a failed batch does not arrive."""
 Plan = Mapping[int, Fault]
 
 
 class Crash(BaseException):
-    """A process is gone; nothing of it runs any more."""
+    """A process has ended; none of its code runs any more."""
 
 
 class TaskCrash(Crash):
-    """A Python worker is gone."""
+    """A Python worker has ended."""
 
 
 class QueryFailedError(Exception):
@@ -109,30 +109,30 @@ class ViolationError(AssertionError):
 
 
 class ModelColumns(RecordColumns):
-    """A task's columns, and the same as (key, row) pairs."""
+    """A task's columns, also as (key, row) pairs."""
 
     rows: tuple[tuple[int, str], ...]
 
 
 @functools.cache
 def columns_of(key: int, row: str) -> ModelColumns:
-    """One record."""
+    """Return the columns of one record."""
     made = ModelColumns(pa.array([row]), key=pa.array([str(key)]))
     object.__setattr__(made, "rows", ((key, row),))
     return made
 
 
 class Input(NamedTuple):
-    """What a checkpoint and its query determine: the rows of every batch, and where they go."""
+    """The content that a checkpoint and its query determine: the rows of every batch, and their topic."""
 
     name: str = "a"
-    """Another one is another query's."""
+    """Another name belongs to another query."""
     variant: str = ""
-    """Each x makes rows of other content, each - one row less."""
+    """Each x makes other rows, each - one row less."""
     topic: str = TOPIC
 
     def rows(self, batch: int) -> list[tuple[int, str]]:
-        """Four rows of two keys in even batches, two of one key in odd ones."""
+        """Return four rows of two keys in even batches, two of one key in odd ones."""
         numbers = range(0, 4 - self.variant.count("-"), 1 + batch % 2)
         return [(number % KEYS, f"{self.name}{batch}.{number}{self.variant}") for number in numbers]
 
@@ -143,7 +143,7 @@ class Input(NamedTuple):
 
 
 class StalledTask(ExactlyOnceTask):
-    """An attempt that has looked at its driver, and was stopped before its InitProducerId."""
+    """An attempt that has checked its driver, and was stopped before its InitProducerId."""
 
     def _free_name(self) -> str:
         return task_id(self._batch_start.prefix, self._identity.partition, self._identity.attempt)
@@ -157,8 +157,7 @@ class StalledTask(ExactlyOnceTask):
 
 
 class World:
-    """`holds_epoch`: the driver is one process (foreachBatch); else its epoch is taken anew for each batch (format).
-
+    """`holds_epoch`: the driver is one process (foreachBatch); else it takes a new epoch for each batch (format).
     Subclasses break a rule of the protocol.
     """
 
@@ -181,7 +180,7 @@ class World:
         self.refused: KafkaError | None = None
         self.is_topic_gone = False
         self._decided_before: set[int] = set()
-        """Batches whose decisions went with the decision topic."""
+        """Batches whose decisions were lost with the decision topic."""
         self._holds_epoch = holds_epoch
         self._late: list[tuple[int, Callable[[], Any]]] = []
         self._runs = 0
@@ -194,7 +193,7 @@ class World:
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def request(self, name: str, effect: Callable[[], T]) -> T:
-        """One request of a driver or a task, with its fault. Check the invariants after it."""
+        """Make one request of a driver or a task, with its fault. Check the invariants after it."""
         number = len(self.requests)
         self.requests.append(name)
         fault = self.plan.get(number)
@@ -203,12 +202,12 @@ class World:
             self._late.remove(due)
             _quietly(due[1])
         try:
-            return effect() if fault is None else self._suffer(fault, number, effect)
+            return effect() if fault is None else self._apply_fault(fault, number, effect)
         finally:
             self._pass(0)
             self.check()
 
-    def _suffer(self, fault: Fault, number: int, effect: Callable[[], T]) -> T:
+    def _apply_fault(self, fault: Fault, number: int, effect: Callable[[], T]) -> T:
         is_kafkas = self.requests[number] != COMMIT_LOG
         if (fault in TASK_FAULTS and not self._in_task) or (fault in NETWORK_FAULTS and not is_kafkas):
             return effect()
@@ -244,13 +243,13 @@ class World:
         self._in_task = outer
 
     def rest_for_long(self) -> None:
-        """Longer than transactional.id.expiration.ms."""
+        """Let more time pass than transactional.id.expiration.ms."""
         self.run_other_driver()
         self.expire()
         self.cluster.transactions.transactions.clear()
 
     def lose_topic(self, *, is_made_again: bool) -> None:
-        """With its committed offsets, as a group's coordinator does it."""
+        """Delete the topic with its committed offsets, as a group's coordinator does."""
         self._decided_before |= {
             entry.value.batch_id
             for entry in self.cluster.log(*PLACE).entries
@@ -270,7 +269,7 @@ class World:
             raise missing_topic(PREFIX, PLACE.topic)
 
     def _forget_all(self, effect: Callable[[], T]) -> T:
-        """Before the first batch nothing is left that distinguishes this from a first start."""
+        """Let coordinators forget all ids. Before the first batch this is then the same as a first start."""
         if self.requests[-1] != COMMIT_LOG or not self.commit_log:
             return effect()
         self.lose_topic(is_made_again=True)
@@ -278,7 +277,7 @@ class World:
         raise Crash
 
     def run_stalled_attempt(self) -> None:
-        """It leaves rows and a marker, and no process that would end them."""
+        """Run an attempt that leaves rows and a marker, and no process that would end them."""
         held, self.task_class = self.task_class, StalledTask
         try:
             self.run_other_attempt(0)
@@ -311,7 +310,7 @@ class World:
         raise Crash
 
     def _forget(self) -> None:
-        """The operator's command; what keeps it from its end leaves the query with its checkpoint."""
+        """Run the operator's `forget`; if an error stops it, the query keeps its checkpoint."""
         cluster = ModelDriverCluster(self)
         driver = self._driver(cluster).begin().driver
         cluster.write_first_use(is_adopted=True)
@@ -330,7 +329,7 @@ class World:
     # ---- the query -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Start the query again and again, each time with other partitions, until it is through. Raises
+        """Start the query again and again, each time with other partitions, until all its batches are done. Raises
         ViolationError.
         """
         for _ in range(MOST_RUNS):
@@ -340,7 +339,7 @@ class World:
             raise ViolationError(f"The query does not get through in {MOST_RUNS} runs.")
         for _, effect in self._late:
             _quietly(effect)
-        self._pass(2 * TIMEOUT_MS)  # what a dead process has left ends by itself
+        self._pass(2 * TIMEOUT_MS)  # transactions of a dead process end by themselves
         self.check()
         if not self.lost:
             self._check_complete()
@@ -357,7 +356,7 @@ class World:
         return True
 
     def _judge(self, error: KafkaError) -> None:
-        """Take an error that stops the query. Raises ViolationError where no fault of the plan explains it."""
+        """Handle an error that stops the query. Raises ViolationError if no fault of the plan explains it."""
         faults = set(self.plan.values())
         if isinstance(error, TransactionLostError):
             self.lost = error
@@ -369,9 +368,9 @@ class World:
                 if explaining & faults:
                     self.refused = error
                 elif kind is BatchChangedError or not {Fault.OTHER_DRIVER, Fault.LONG_REST} & faults:
-                    # but for a driver that went by an older view of the checkpoint
+                    # except for a driver with an older checkpoint
                     raise ViolationError(
-                        f"The query is refused, or its batch taken for another one: {error}"
+                        f"The query is refused, or its batch is treated as another one: {error}"
                     ) from error
                 return
 
@@ -388,7 +387,7 @@ class World:
             outcomes: list[TaskOutcome] = []
             try:
                 for partition, rows in enumerate(self.layout(batch, run)):
-                    outcomes.append(self._run_task(batch_start, batch, partition, rows))
+                    outcomes.append(self.run_task(batch_start, batch, partition, rows))
                 committed = driver.commit(outcomes)
             except KafkaError as error:
                 self._give_up(driver, batch_start, outcomes)
@@ -403,17 +402,17 @@ class World:
 
     def _log_commit(self, input_: Input, batch: int) -> None:
         if batch != len(self.commit_log) or input_ != self.input:
-            raise QueryFailedError  # another run wrote it, or the checkpoint is another: Spark ends this one
+            raise QueryFailedError  # another run wrote it, or the checkpoint is another one: Spark ends this one
         self.commit_log.add(batch)
         if (input_, batch) not in self.history:
             self.history.append((input_, batch))
 
     def _give_up(self, driver: ExactlyOnceDriver, batch_start: BatchStart, outcomes: list[TaskOutcome]) -> None:
-        with contextlib.suppress(KafkaError):  # then the next start has to do it
+        with contextlib.suppress(KafkaError):  # then the next start must do it
             driver.abort(batch_start, outcomes)
 
     def layout(self, batch: int, run: int) -> list[list[tuple[int, str]]]:
-        """The batch's rows by task: 2, 1 or 3 tasks; a key's rows are in one task, in their order."""
+        """Return the batch's rows by task: 2, 1 or 3 tasks. All rows of a key are in one task, in their order."""
         count = (2, 1, 3)[run % 3]
         tasks: list[list[tuple[int, str]]] = [[] for _ in range(count)]
         for row in self.rows(self.input, batch):
@@ -422,17 +421,15 @@ class World:
 
     @property
     def _query_id(self) -> str:
-        """Of the checkpoint: another input has another."""
+        """Return the query id of the checkpoint: another input has another one."""
         return f"query {self.input.name}"
 
     @staticmethod
     def rows(input_: Input, batch: int) -> list[tuple[int, str]]:
-        """The batch's rows, by key."""
+        """Return the batch's rows, by key."""
         return input_.rows(batch)
 
-    def _run_task(
-        self, batch_start: BatchStart, batch: int, partition: int, rows: list[tuple[int, str]]
-    ) -> TaskOutcome:
+    def run_task(self, batch_start: BatchStart, batch: int, partition: int, rows: list[tuple[int, str]]) -> TaskOutcome:
         for attempt in range(4):
             try:
                 return self._attempt(batch_start, TaskIdentity(batch, self._query_id, partition, attempt), rows)
@@ -462,14 +459,15 @@ class World:
     # ---- invariants ------------------------------------------------------------------------------------------------
 
     def may_lose(self) -> bool:
-        """Whether something happened that can take a decided transaction away: a time-out after its batch was
-        verified, a rest in which it comes to that, or a task whose InitProducerId came later than its look at its
-        driver, by whatever else happened.
+        """Return whether a fault can have ended a decided transaction:
+
+        a timeout after its batch was verified, a rest that is long enough for one, or a task with an InitProducerId
+        later than its check of the driver.
         """
         struck = [(fault, number) for number, fault in self.plan.items() if number < len(self.requests)]
         return any(
             fault is Fault.LONG_REST
-            or fault in TOPIC_FAULTS  # markers go with the topic
+            or fault in TOPIC_FAULTS  # markers are deleted with the topic
             or (fault in {Fault.EXPIRE, Fault.STALLED} and self._is_verified(number))
             or (fault in {Fault.OTHER_DRIVER, Fault.LATE} and re.fullmatch(r"init P/\d.*", self.requests[number]))
             for fault, number in struck
@@ -492,14 +490,14 @@ class World:
         return [row for log in logs for row in log.committed()]
 
     def check(self) -> None:
-        """Check what holds at any time: no row counts twice, and no row of an undecided batch counts."""
+        """Check the rules that hold at any time: no row counts twice, and no row of an undecided batch counts."""
         changes = sum(log.changes for log in self.cluster.logs.values())
         if changes == self._checked:
             return
         self._checked = changes
         rows = self.committed_rows()
         if len(set(rows)) < len(rows):
-            raise ViolationError(f"Doubled: {sorted(row for row in rows if rows.count(row) > 1)}")
+            raise ViolationError(f"Duplicated: {sorted(row for row in rows if rows.count(row) > 1)}")
         if not self.has_decisions:
             return
         decided = {decision.batch_id for decision in self.decisions()} | self._decided_before
@@ -514,7 +512,7 @@ class World:
             raise ViolationError(f"Open after commit: {open_}")
 
     def _check_complete(self) -> None:
-        """At the end every row of a finished batch counts once, a key's rows in their order."""
+        """Check at the end that every row of a finished batch counts once, with the rows of a key in order."""
         expected: dict[tuple[str, int], list[str]] = {(TOPIC, key): [] for key in range(KEYS)}
         for input_, batch in self.history:
             for key, row in self.rows(input_, batch):
@@ -526,10 +524,10 @@ class World:
 
 
 class BegunWorld(World):
-    """The prefix's first driver has begun before, and decided nothing.
+    """The first driver of the prefix has begun before, and decided nothing.
 
-    If it has not, a driver may look for the record, find nothing, and write the first-use record into another topic:
-    another driver's whole first batch and the loss of the topic would have to fall between the two requests.
+    Otherwise a driver may look for the record, find none, and write the first-use record into another topic. The whole
+    first batch of another driver and the loss of the topic would have to come between the two requests.
     """
 
     def run(self) -> None:

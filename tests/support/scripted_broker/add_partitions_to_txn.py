@@ -17,18 +17,18 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
     key = request.v3_and_below_transactional_id
     if cluster.coordinator_id(key) != exchange.node_id:
         return Answer(refuse(cluster, exchange, ErrorCode.not_coordinator))
-    wanted = _partitions(exchange)
-    unknown = {each for each in wanted if cluster.partition(*each) is None}
+    requested = _partitions(exchange)
+    unknown = {each for each in requested if cluster.partition(*each) is None}
     if unknown:
         codes = {
             each: ErrorCode.unknown_topic_or_partition if each in unknown else ErrorCode.operation_not_attempted
-            for each in wanted
+            for each in requested
         }
         return Answer(_values(codes))
     error_code = cluster.transactions.check(key, request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
     if not error_code:
-        cluster.transactions.begin(key, exchange.now_ms, 1).partitions.update(wanted)
-    return Answer(_values(dict.fromkeys(wanted, error_code)))
+        cluster.transactions.begin(key, exchange.now_ms, 1).partitions.update(requested)
+    return Answer(_values(dict.fromkeys(requested, error_code)))
 
 
 def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Mapping[str, Any]:

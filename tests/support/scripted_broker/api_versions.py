@@ -1,4 +1,4 @@
-"""ApiVersions: what the node speaks, and the cluster's finalized features."""
+"""ApiVersions: the versions that the node supports, and the cluster's finalized features."""
 
 from __future__ import annotations
 

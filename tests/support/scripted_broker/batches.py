@@ -25,7 +25,7 @@ _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 
 
 class BadBatchError(Exception):
-    """What the broker answers with: CORRUPT_MESSAGE (2) or INVALID_RECORD (87)."""
+    """The broker's error code: CORRUPT_MESSAGE (2) or INVALID_RECORD (87)."""
 
     def __init__(self, error_code: int, reason: str) -> None:
         super().__init__(reason)
@@ -69,7 +69,7 @@ class BatchHeader(NamedTuple):
 
 
 class BrokerRecord(NamedTuple):
-    """A record as it lies in a partition's log."""
+    """A record as it is stored in a partition's log."""
 
     offset: int
     timestamp_ms: int
@@ -79,11 +79,11 @@ class BrokerRecord(NamedTuple):
 
 
 def check_batch(data: bytes) -> BatchHeader:
-    """The header of the single batch that `data` is. Raises BadBatchError on a wrong length, magic, checksum or
+    """Return the header of the single batch in `data`. Raises BadBatchError for a wrong length, magic, checksum or
     count.
     """
     if len(data) < HEADER.size:
-        raise BadBatchError(2, f"{len(data)} bytes are no record batch")
+        raise BadBatchError(2, f"{len(data)} bytes are not a record batch")
     header = BatchHeader._make(HEADER.unpack_from(data))
     if header.magic != 2:
         raise BadBatchError(87, f"magic {header.magic}")
@@ -97,12 +97,12 @@ def check_batch(data: bytes) -> BatchHeader:
 
 
 def place_batch(data: bytes, base_offset: int, leader_epoch: int) -> bytes:
-    """The batch as it is stored: offset and leader epoch are outside the checksum."""
+    """Return the batch as it is stored: offset and leader epoch are outside the checksum."""
     return struct.pack(">q", base_offset) + data[8:12] + struct.pack(">i", leader_epoch) + data[16:]
 
 
 def control_batch(producer_id: int, epoch: int, committed: bool, timestamp_ms: int) -> bytes:
-    """The marker that ends a transaction in a partition (org.apache.kafka.common.record.EndTransactionMarker)."""
+    """Return the end marker of a transaction (org.apache.kafka.common.record.EndTransactionMarker)."""
     record = b"\0\0\0\x08" + struct.pack(">hh", 0, int(committed)) + b"\x0c" + struct.pack(">hi", 0, 0) + b"\0"
     records = bytes([len(record) << 1]) + record
     attributes = CONTROL | TRANSACTIONAL
@@ -112,7 +112,7 @@ def control_batch(producer_id: int, epoch: int, committed: bool, timestamp_ms: i
 
 
 def read_records(data: bytes) -> Iterator[BrokerRecord]:
-    """The records of a stored batch. Raises BadBatchError where they do not fill it exactly."""
+    """Return the records of a stored batch. Raises BadBatchError if they do not fill it exactly."""
     header = check_batch(data)
     body = _decompress(header.codec, data[HEADER.size :])
     at = 0

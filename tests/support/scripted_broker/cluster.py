@@ -1,7 +1,7 @@
-"""The scripted cluster: nodes, topics, leaders and logs, without sockets, threads or a clock of its own.
+"""The scripted cluster: nodes, topics, leaders and logs, without sockets, threads or a clock.
 
-`handle_frame` takes a request's bytes and gives the response's. Tests change the state between frames, and `on` puts
-a hook before an API.
+`handle_frame` gets the bytes of a request and returns those of the response. Tests change the state between frames, and
+`on` puts a hook before an API.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ScriptedNode:
 
 @dataclass(slots=True)
 class ScriptedPartition:
-    """A partition with its leader (NO_LEADER while there is none) and log."""
+    """A partition with its leader (NO_LEADER if there is none) and log."""
 
     leader_id: int
     replica_ids: list[int]
@@ -45,7 +45,7 @@ class ScriptedPartition:
 
 @dataclass(slots=True)
 class ScriptedTopic:
-    """A topic. While `is_visible` is False, metadata denies it but its logs live on."""
+    """A topic. While `is_visible` is False, metadata does not include it, but its logs remain."""
 
     name: str
     id: uuid.UUID
@@ -55,13 +55,12 @@ class ScriptedTopic:
     visible_from_ms: int = 0
     max_message_bytes: int = 1_048_588
     configs: dict[str, str] = field(default_factory=dict)
-    """What differs from the defaults of describe_configs.py."""
+    """The differences from the defaults of describe_configs.py."""
 
 
 class ScriptedCluster:
-    """A cluster in memory.
-
-    `seed` decides topic ids. `versions` is what every node speaks; `node_versions` overrides it for one.
+    """A cluster in memory. `seed` decides topic ids. `versions` are those of every node; `node_versions` overrides them
+    for one.
     """
 
     def __init__(
@@ -76,14 +75,15 @@ class ScriptedCluster:
     ) -> None:
         self.nodes = {index: ScriptedNode(index, f"broker-{index}", 9092) for index in range(node_count)}
         self.live_node_ids = set(self.nodes)
-        """The nodes that metadata lists."""
+        """The nodes in metadata."""
         self.controller_id = 0
         self.cluster_id: str | None = "scripted-cluster"
         self.topics: dict[str, ScriptedTopic] = {}
         self.auto_create_topics = auto_create_topics
         self.topic_creation_ms = 0
-        """How long an auto-created topic stays unknown after the request that made it; that request is told
-        UNKNOWN_TOPIC_OR_PARTITION in any case."""
+        """How long an auto-created topic stays unknown after the request that created it. That request always gets
+        UNKNOWN_TOPIC_OR_PARTITION.
+        """
         self.default_partitions = default_partitions
         self.versions: VersionRanges = versions
         self.node_versions: dict[int, VersionRanges] = {}
@@ -96,9 +96,9 @@ class ScriptedCluster:
         self.next_producer_id = 1000
         self.transactions = TransactionCoordinator(self)
         self.sasl: SaslListener | None = None
-        """Given one, every node wants to know who asks."""
+        """If it is set, every node requires a login."""
         self.requests: list[Exchange] = []
-        """Every request that arrived, in order."""
+        """Every request, in order."""
         self.scripts: list[Script] = []
         self._random = Random(seed)
 
@@ -113,7 +113,7 @@ class ScriptedCluster:
         visible_from_ms: int = 0,
         configs: Mapping[str, str] | None = None,
     ) -> ScriptedTopic:
-        """A new topic with a new id; leaders go round the nodes where they are not given."""
+        """Create a topic with a new id. Without given leaders the nodes lead its partitions in turn."""
         node_ids = sorted(self.nodes)
         chosen = leaders or [node_ids[index % len(node_ids)] for index in range(partitions)]
         topic = ScriptedTopic(
@@ -136,7 +136,7 @@ class ScriptedCluster:
             topic.partitions.append(ScriptedPartition(node_ids[index % len(node_ids)], list(node_ids)))
 
     def move_leader(self, topic: str, partition: int, node_id: int) -> None:
-        """A new leader, or NO_LEADER, in a new epoch. The log moves along."""
+        """Set a new leader, or NO_LEADER, in a new epoch. The log moves with it."""
         moved = self.topics[topic].partitions[partition]
         moved.leader_id = node_id
         moved.leader_epoch += 1
@@ -153,7 +153,7 @@ class ScriptedCluster:
         return self.topics[topic].partitions[partition].log
 
     def records(self, topic: str) -> list[list[BrokerRecord]]:
-        """What a reader of the topic would see, by partition."""
+        """Return the records that a reader of the topic sees, by partition."""
         return [partition.log.records() for partition in self.topics[topic].partitions]
 
     def coordinator_id(self, key: str) -> int:
@@ -167,8 +167,7 @@ class ScriptedCluster:
     def on(
         self, api_key: int, hook: Hook, *, times: int | None = 1, node_id: int | None = None, skip: int = 0
     ) -> Script:
-        """Let `hook` decide about the next `times` requests of this API (None: all of them), after `skip` that go as
-        usual.
+        """Let `hook` handle the next `times` requests of this API (None: all of them), after `skip` normal ones.
 
         Hooks of faults.py, or any `hook(exchange, proceed) -> Answer`. The oldest script that applies goes first.
         """
@@ -177,9 +176,10 @@ class ScriptedCluster:
         return script
 
     def handle_frame(self, node_id: int, payload: bytes, now_ms: int, connection: object = None) -> list[Reply]:
-        """A request without its size, in; responses with theirs, out. A SASL listener has to know the connection.
+        """Handle a request without its size, and return the replies with their sizes. A SASL listener must know the
+        connection.
 
-        Raises on bytes that are no request of ours: a fault of the client under test.
+        Raises on bytes that are not a request of this client, which is a fault of the client under test.
         """
         return dispatch(self, node_id, payload, now_ms, connection)
 

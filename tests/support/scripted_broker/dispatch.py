@@ -1,4 +1,4 @@
-"""From a frame to the API it asks for, through the scripts, and back to a frame."""
+"""From a frame to its API, through the scripts, and back to a frame."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Api(NamedTuple):
-    """One API: the broker's action and its refusal."""
+    """One API: the action of the broker and its refusal."""
 
     respond: Callable[[ScriptedCluster, Exchange], Answer]
     refuse: Callable[[ScriptedCluster, Exchange, int], Mapping[str, Any]]
@@ -69,7 +69,7 @@ API_BY_KEY: dict[int, Api] = {
 def dispatch(
     cluster: ScriptedCluster, node_id: int, payload: bytes, now_ms: int, connection: object = None
 ) -> list[Reply]:
-    """The replies to one request. Raises ValueError where the bytes are not a request this broker can read."""
+    """Return the replies to one request. Raises ValueError if the bytes are not a request that this broker can read."""
     head, _ = entity_reader(RequestHeader)(payload, 0)
     api_key, version = int(head.request_api_key), int(head.request_api_version)
     oldest, latest = cluster.ranges_of(node_id).get(api_key, (0, -1))
@@ -111,7 +111,9 @@ def _run_scripts(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
 
 
 def _refuse_version(cluster: ScriptedCluster, node_id: int, api_key: int, correlation_id: int) -> list[Reply]:
-    """A broker hangs up on a version it does not speak; only ApiVersions is answered, in version 0 (KIP-511)."""
+    """Close the connection for a version that is not supported. Only ApiVersions gets an answer, in version 0
+    (KIP-511).
+    """
     if api_key != ApiKey.API_VERSIONS:
         return [Reply(0, b"", close=True)]
     values = {

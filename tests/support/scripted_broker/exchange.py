@@ -1,4 +1,4 @@
-"""One request at the scripted broker and what becomes of it."""
+"""One request at the scripted broker, and its answer."""
 
 from __future__ import annotations
 
@@ -19,24 +19,38 @@ class Exchange:
     request: Any
     now_ms: int
     connection: object = None
-    """What tells one connection from another, where that matters."""
+    """Distinguishes one connection from another, if necessary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the broker means to say: the response's fields (None for silence), when, and what happens to the bytes."""
+    """The response of a broker: its fields (None for no response), its time, and changes of its bytes."""
 
     values: Mapping[str, Any] | None
     delay_ms: int = 0
     close: bool = False
     version: int | None = None
-    """The version to write the response in, where it is not the request's."""
+    """The version of the response, if it is not that of the request."""
     transform: Callable[[bytes], bytes] | None = None
     """Applied to the whole frame, size included."""
 
 
+def refused_partitions(exchange: Exchange, error_code: int) -> Mapping[str, Any]:
+    """The fields of a response with this error for each partition of the request."""
+    topics = [
+        {
+            "name": topic.name,
+            "partitions": [
+                {"partition_index": each.partition_index, "error_code": error_code} for each in topic.partitions
+            ],
+        }
+        for topic in exchange.request.topics
+    ]
+    return {"topics": topics}
+
+
 class Reply(NamedTuple):
-    """Bytes for the wire, size included, `delay_ms` from now; then, if `close`, the end of the connection."""
+    """Bytes to send, size included, `delay_ms` from now; then, with `close`, the end of the connection."""
 
     delay_ms: int
     data: bytes

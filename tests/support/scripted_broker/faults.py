@@ -1,4 +1,4 @@
-"""Hooks for `ScriptedCluster.on`: what can go wrong between a request and its response."""
+"""Hooks for `ScriptedCluster.on`: faults between a request and its response."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from support.scripted_broker.cluster import ScriptedCluster
 
 Proceed: TypeAlias = Callable[[], Answer]
-"""Does what the broker would do, effects and all, and gives its answer."""
+"""Handles the request as the broker would, with all effects, and returns its answer."""
 Hook: TypeAlias = "Callable[[ScriptedCluster, Exchange, Proceed], Answer]"
 
 
 @dataclass(slots=True)
 class Script:
-    """A hook with its place: which requests it decides about."""
+    """A hook, and the requests that it handles."""
 
     api_key: int
     hook: Hook
@@ -33,7 +33,7 @@ class Script:
     used: int = 0
 
     def applies_to(self, exchange: Exchange) -> bool:
-        """Return whether the hook decides about this request. Count it against `skip` and `times`."""
+        """Return whether the hook handles this request. Count it against `skip` and `times`."""
         if exchange.api_key != self.api_key or self.node_id not in (None, exchange.node_id):
             return False
         if self.skip:
@@ -57,6 +57,22 @@ def fail_with(error: type[KafkaError] | int) -> Hook:
 
     def hook(cluster: ScriptedCluster, exchange: Exchange, proceed: Proceed) -> Answer:
         return Answer(API_BY_KEY[exchange.api_key].refuse(cluster, exchange, error_code))
+
+    return hook
+
+
+def fail_records(error: type[KafkaError] | int, causes: Mapping[int, str | None], message: str | None = None) -> Hook:
+    """Refuse each batch because of records in it. `causes`: the index of each in its batch, and what is wrong."""
+    refuse = fail_with(error)
+    found = [{"batch_index": index, "batch_index_error_message": text} for index, text in causes.items()]
+
+    def hook(cluster: ScriptedCluster, exchange: Exchange, proceed: Proceed) -> Answer:
+        answer = refuse(cluster, exchange, proceed)
+        assert answer.values is not None
+        for topic in answer.values["responses"]:
+            for each in topic["partition_responses"]:
+                each |= {"record_errors": found, "error_message": message}
+        return answer
 
     return hook
 

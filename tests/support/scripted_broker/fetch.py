@@ -20,8 +20,8 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
     is_empty, has_error = True, False
     for topic in request.topics:
         partitions = []
-        for wanted in topic.partitions:
-            values = _read(cluster, exchange, topic.topic, wanted, left)
+        for part in topic.partitions:
+            values = _read(cluster, exchange, topic.topic, part, left)
             left -= len(values["records"])
             is_empty = is_empty and not values["records"]
             has_error = has_error or bool(values["error_code"])
@@ -34,7 +34,7 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
 def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Mapping[str, Any]:
     return {
         "responses": [
-            {"topic": topic.topic, "partitions": [_values(wanted.partition, error_code) for wanted in topic.partitions]}
+            {"topic": topic.topic, "partitions": [_values(part.partition, error_code) for part in topic.partitions]}
             for topic in exchange.request.topics
         ]
     }
@@ -50,9 +50,9 @@ def _values(index: int, error_code: int) -> dict[str, Any]:
     }
 
 
-def leader_error(cluster: ScriptedCluster, node_id: int, topic: str, wanted_partition: int, epoch: int) -> int:
-    """Why this node does not serve the partition at this leader epoch (-1: not asked), or 0."""
-    partition = cluster.partition(topic, wanted_partition)
+def leader_error(cluster: ScriptedCluster, node_id: int, topic: str, partition_index: int, epoch: int) -> int:
+    """Return the error code for a partition that this node does not serve at this leader epoch (-1: no epoch), or 0."""
+    partition = cluster.partition(topic, partition_index)
     if partition is None:
         return ErrorCode.unknown_topic_or_partition
     if partition.leader_id != node_id:
@@ -62,9 +62,9 @@ def leader_error(cluster: ScriptedCluster, node_id: int, topic: str, wanted_part
     return ErrorCode.fenced_leader_epoch if epoch < partition.leader_epoch else ErrorCode.unknown_leader_epoch
 
 
-def _read(cluster: ScriptedCluster, exchange: Exchange, topic: str, wanted: Any, room: int) -> dict[str, Any]:
-    index, offset = wanted.partition, wanted.fetch_offset
-    epoch = getattr(wanted, "current_leader_epoch", -1)
+def _read(cluster: ScriptedCluster, exchange: Exchange, topic: str, requested: Any, room: int) -> dict[str, Any]:
+    index, offset = requested.partition, requested.fetch_offset
+    epoch = getattr(requested, "current_leader_epoch", -1)
     error_code = leader_error(cluster, exchange.node_id, topic, index, epoch)
     if error_code:
         return _values(index, error_code)
@@ -73,14 +73,14 @@ def _read(cluster: ScriptedCluster, exchange: Exchange, topic: str, wanted: Any,
         return _values(index, ErrorCode.offset_out_of_range)
     found: list[bytes] = []
     size = 0
-    limit = min(room, wanted.partition_max_bytes)
+    limit = min(room, requested.partition_max_bytes)
     end = log.last_stable_offset if exchange.request.isolation_level else log.next_offset
     for batch in log.batches:
         if batch.next_offset <= offset:
             continue
         if batch.base_offset >= end:
             break
-        if found and size + len(batch.data) > limit:  # one batch comes whole, however large
+        if found and size + len(batch.data) > limit:  # one batch is returned whole, whatever its size
             break
         found.append(batch.data)
         size += len(batch.data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from support.scripted_broker.exchange import Answer, Exchange
+from support.scripted_broker.exchange import Answer, Exchange, refused_partitions
 from support.scripted_broker.fetch import leader_error
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
     topics = [
         {
             "name": topic.name,
-            "partitions": [_find(cluster, exchange, topic.name, wanted) for wanted in topic.partitions],
+            "partitions": [_find(cluster, exchange, topic.name, requested) for requested in topic.partitions],
         }
         for topic in exchange.request.topics
     ]
@@ -27,34 +27,24 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
 
 
 def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Mapping[str, Any]:
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    {"partition_index": wanted.partition_index, "error_code": error_code} for wanted in topic.partitions
-                ],
-            }
-            for topic in exchange.request.topics
-        ]
-    }
+    return refused_partitions(exchange, error_code)
 
 
-def _find(cluster: ScriptedCluster, exchange: Exchange, topic: str, wanted: Any) -> Mapping[str, Any]:
-    index = wanted.partition_index
-    epoch = getattr(wanted, "current_leader_epoch", -1)
+def _find(cluster: ScriptedCluster, exchange: Exchange, topic: str, requested: Any) -> Mapping[str, Any]:
+    index = requested.partition_index
+    epoch = getattr(requested, "current_leader_epoch", -1)
     error_code = leader_error(cluster, exchange.node_id, topic, index, epoch)
     if error_code:
         return {"partition_index": index, "error_code": error_code}
     partition = cluster.topics[topic].partitions[index]
     log, timestamp, offset = partition.log, -1, -1
-    if wanted.timestamp == LATEST:
+    if requested.timestamp == LATEST:
         is_committed = getattr(exchange.request, "isolation_level", 0)
         offset = log.last_stable_offset if is_committed else log.next_offset
-    elif wanted.timestamp == EARLIEST:
+    elif requested.timestamp == EARLIEST:
         offset = log.log_start_offset
     else:
-        found = next((record for record in log.records() if record.timestamp_ms >= wanted.timestamp), None)
+        found = next((record for record in log.records() if record.timestamp_ms >= requested.timestamp), None)
         if found is not None:
             timestamp, offset = found.timestamp_ms, found.offset
     return {

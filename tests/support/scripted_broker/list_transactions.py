@@ -1,4 +1,4 @@
-"""ListTransactions: what this node coordinates, filtered."""
+"""ListTransactions: the transactions that this node coordinates, filtered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metadata: live nodes, and topics with leaders and epochs. Unknown topics are made where both sides allow it."""
+"""Metadata: live nodes, and topics with leaders and epochs. Unknown topics are created if both sides allow it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
         names = [name for name in cluster.topics if cluster.visible_topic(name, now_ms)]
         topics = [_describe(cluster, name, exchange, may_create=False) for name in names]
     else:
-        topics = [_requested(cluster, wanted, exchange) for wanted in request.topics]
+        topics = [_requested(cluster, requested, exchange) for requested in request.topics]
     return Answer(cluster_values(cluster) | {"topics": topics})
 
 
 def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Mapping[str, Any]:
-    wanted = exchange.request.topics or ()
-    topics = [{"error_code": error_code, "name": topic.name, "partitions": ()} for topic in wanted]
+    requested = exchange.request.topics or ()
+    topics = [{"error_code": error_code, "name": topic.name, "partitions": ()} for topic in requested]
     return cluster_values(cluster) | {"topics": topics, "error_code": error_code}
 
 
@@ -42,13 +42,13 @@ def cluster_values(cluster: ScriptedCluster) -> dict[str, Any]:
     }
 
 
-def _requested(cluster: ScriptedCluster, wanted: Any, exchange: Exchange) -> Mapping[str, Any]:
-    if wanted.name is not None:
-        return _describe(cluster, wanted.name, exchange, may_create=exchange.request.allow_auto_topic_creation)
+def _requested(cluster: ScriptedCluster, requested: Any, exchange: Exchange) -> Mapping[str, Any]:
+    if requested.name is not None:
+        return _describe(cluster, requested.name, exchange, may_create=exchange.request.allow_auto_topic_creation)
     for topic in cluster.topics.values():
-        if topic.id == wanted.topic_id:
+        if topic.id == requested.topic_id:
             return _describe(cluster, topic.name, exchange, may_create=False)
-    return {"error_code": ErrorCode.unknown_topic_id, "name": None, "topic_id": wanted.topic_id}
+    return {"error_code": ErrorCode.unknown_topic_id, "name": None, "topic_id": requested.topic_id}
 
 
 def _describe(cluster: ScriptedCluster, name: str, exchange: Exchange, may_create: bool) -> Mapping[str, Any]:

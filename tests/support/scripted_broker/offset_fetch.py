@@ -55,9 +55,9 @@ def _group(cluster: ScriptedCluster, exchange: Exchange, group: Any) -> dict[str
     if getattr(exchange.request, "require_stable", False):
         for transaction in coordinator.transactions.values():
             unstable.update(transaction.pending_offsets.get(group_id, {}))
-    wanted = _wanted(group, [*committed, *unstable])
+    requested = _requested(group, [*committed, *unstable])
     topics: dict[str, list[dict[str, Any]]] = {}
-    for topic, index in wanted:
+    for topic, index in requested:
         values = _values(index, ErrorCode.unstable_offset_commit if (topic, index) in unstable else 0)
         commit = committed.get((topic, index))
         if commit is not None and not values["error_code"]:
@@ -68,7 +68,7 @@ def _group(cluster: ScriptedCluster, exchange: Exchange, group: Any) -> dict[str
     return {"group_id": group_id, "topics": listed, "error_code": 0}
 
 
-def _wanted(group: Any, known: list[tuple[str, int]]) -> list[tuple[str, int]]:
+def _requested(group: Any, known: list[tuple[str, int]]) -> list[tuple[str, int]]:
     if group.topics is None:
         return sorted(set(known))
     return [(str(topic.name), int(index)) for topic in group.topics for index in topic.partition_indexes]

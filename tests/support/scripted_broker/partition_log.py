@@ -1,6 +1,4 @@
-"""A partition's log and what the leader remembers of its producers
-(org.apache.kafka.storage.internals.log.ProducerStateManager).
-"""
+"""A partition's log and the state of its producers (org.apache.kafka.storage.internals.log.ProducerStateManager)."""
 
 from __future__ import annotations
 
@@ -36,8 +34,10 @@ class StoredBatch(NamedTuple):
 
 
 class AppendResult(NamedTuple):
-    """Where the batch lies, or why it does not. A duplicate has the offset of the first, and its latest timestamp for
-    the time when it was appended, whether the broker or the producer set it.
+    """The place of the batch, or the reason why it was refused.
+
+    A duplicate has the offset of the first copy. Its time of append is the first copy's latest timestamp, set by the
+    broker or by the producer.
     """
 
     error_code: int
@@ -74,11 +74,11 @@ class PartitionLog:
         self.batches: list[StoredBatch] = []
         self.log_start_offset = 0
         self.duplicates = 0
-        """How many batches were sent again and recognised."""
+        """The number of batches that were sent again and recognised."""
         self.aborted: list[AbortedTransaction] = []
         self.open_transactions: dict[int, int] = {}
         """The first offset by producer id."""
-        self._producers: dict[int, _ProducerState] = {}
+        self.producers: dict[int, _ProducerState] = {}
 
     @property
     def next_offset(self) -> int:
@@ -86,15 +86,15 @@ class PartitionLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """Where the first open transaction begins, or the end."""
+        """Return the offset where the first open transaction begins, or the end."""
         return min(self.open_transactions.values(), default=self.next_offset)
 
     def records(self) -> list[BrokerRecord]:
-        """Everything in the log but for markers, decoded and checked."""
+        """Return all records in the log without markers, decoded and checked."""
         return [record for batch in self.batches if not batch.header.is_control for record in read_records(batch.data)]
 
     def committed_records(self) -> list[BrokerRecord]:
-        """What a reader under read_committed sees."""
+        """Return the records that a reader under read_committed sees."""
         return [
             record for record in self.records() if record.offset < self.last_stable_offset and not self._is_lost(record)
         ]
@@ -107,19 +107,19 @@ class PartitionLog:
         )
 
     def end_transaction(self, producer_id: int, epoch: int, committed: bool, leader_epoch: int) -> None:
-        """Append the marker; the producer goes on in its epoch."""
+        """Append the marker; the producer continues in its epoch."""
         offset = self.next_offset
         data = control_batch(producer_id, epoch, committed, 0)
         self.batches.append(StoredBatch(offset, check_batch(data), place_batch(data, offset, leader_epoch)))
         first_offset = self.open_transactions.pop(producer_id, None)
         if first_offset is not None and not committed:
             self.aborted.append(AbortedTransaction(producer_id, first_offset, offset))
-        state = self._producers.get(producer_id)
+        state = self.producers.get(producer_id)
         if state is None or state.epoch != epoch:
-            self._producers[producer_id] = _ProducerState(epoch)
+            self.producers[producer_id] = _ProducerState(epoch)
 
     def append(self, data: bytes, leader_epoch: int) -> AppendResult:
-        """Check and append one batch. Raises BadBatchError where its bytes are wrong."""
+        """Check and append one batch. Raises BadBatchError if its bytes are wrong."""
         header = check_batch(data)
         if header.producer_id >= 0:
             refused = self._check_producer(header)
@@ -134,16 +134,16 @@ class PartitionLog:
         return AppendResult(0, base_offset)
 
     def forget_producers(self) -> None:
-        """As after producer.id.expiration.ms, or retention of all their records."""
-        self._producers.clear()
+        """Forget producers, as after producer.id.expiration.ms, or retention of all their records."""
+        self.producers.clear()
 
     def delete_records_before(self, offset: int) -> None:
-        """As retention does: whole batches go, and the log starts later."""
+        """Delete records as retention does: whole batches, and the log then starts later."""
         self.batches = [batch for batch in self.batches if batch.next_offset > offset]
         self.log_start_offset = max(self.log_start_offset, offset)
 
     def _check_producer(self, header: BatchHeader) -> AppendResult | None:
-        state = self._producers.get(header.producer_id)
+        state = self.producers.get(header.producer_id)
         if state is None:
             return None  # a producer without state may begin anywhere
         if header.producer_epoch < state.epoch:
@@ -159,8 +159,8 @@ class PartitionLog:
         return None
 
     def _remember(self, header: BatchHeader, base_offset: int) -> None:
-        state = self._producers.get(header.producer_id)
+        state = self.producers.get(header.producer_id)
         if state is None or state.epoch != header.producer_epoch:
-            state = self._producers[header.producer_id] = _ProducerState(header.producer_epoch)
+            state = self.producers[header.producer_id] = _ProducerState(header.producer_epoch)
         state.last_sequence = header.last_sequence
         state.batches.append(_Appended(header.base_sequence, header.last_sequence, base_offset))

@@ -30,7 +30,7 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
     ]
     if exchange.request.acks == 0:
         failed = any(each["error_code"] for topic in responses for each in topic["partition_responses"])
-        return Answer(None, close=failed)  # without a response, hanging up is the only way to say so
+        return Answer(None, close=failed)  # without a response, the broker can only close the connection
     return Answer(_values(cluster, responses) | {"node_endpoints": [_endpoint(cluster, id_) for id_ in sorted(hinted)]})
 
 
@@ -86,8 +86,8 @@ def _append(
 
 
 def _join_transaction(cluster: ScriptedCluster, exchange: Exchange, topic: str, index: int, records: bytes) -> int:
-    """Why a transactional batch does not belong to its transaction, or 0. From version 12 on the partition is added
-    here (KIP-890).
+    """Return the error code for a transactional batch outside its transaction, or 0. From version 12 on the partition
+    is added here (KIP-890).
     """
     key = exchange.request.transactional_id
     if key is None or len(records) < HEADER.size:

@@ -1,4 +1,4 @@
-"""Plain values into a response frame, by kio. What a version does not have is dropped, as a broker does."""
+"""Plain values into a response frame, by kio. Values that a version does not have are dropped, as by a broker."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class RawErrorCode(int):
 
 
 class NoTime:
-    """A time that is not there: Kafka writes -1 ms, which no datetime is."""
+    """A missing time: Kafka writes -1 ms, which no datetime is."""
 
     def timestamp(self) -> float:
         return -0.001
 
 
 def encode_response(api_key: int, version: int, correlation_id: int, values: Mapping[str, Any]) -> bytes:
-    """The whole frame, size included. Durations and times are ms, nested entities mappings, error codes ints."""
+    """Return the whole frame, size included. Durations and times are ms, nested entities mappings, error codes ints."""
     entity_type = load_response_schema(api_key, version)
     header_type = entity_type.__header_schema__
     buffer = io.BytesIO()
@@ -76,7 +76,7 @@ def _code(value: int) -> Any:
 
 @cache
 def _fields(entity_type: Any) -> list[tuple[str, str, Any, Any]]:
-    """(name, kafka type, nested class, value where none is given) of every field."""
+    """Return (name, kafka type, nested class, default value) of every field."""
     found = []
     for field in dataclasses.fields(entity_type):
         kafka_type = field.metadata.get("kafka_type", "")

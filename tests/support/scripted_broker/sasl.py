@@ -1,4 +1,4 @@
-"""A SASL listener: SaslHandshake, SaslAuthenticate, sessions that end, and what else such a listener refuses."""
+"""A SASL listener: SaslHandshake, SaslAuthenticate, sessions that end, and refusals of other requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
 @dataclass(slots=True)
 class _Session:
-    """How far one connection has come."""
+    """The state of one connection."""
 
     connection: object
     mechanism: str | None = None
@@ -41,17 +41,17 @@ class SaslListener:
     tokens: set[str] = field(default_factory=set)
     session_lifetime_ms: int = 0
     grace_ms: int = 0
-    """How much longer than it says a session lasts, so that a machine with much to do fails no test."""
+    """A session lasts this much longer than reported, so that no test fails on a busy machine."""
     make_scram: Callable[..., ScramServer] = ScramServer
     refusal: str = "Authentication failed during authentication due to invalid credentials"
     handshakes: list[str] = field(default_factory=list)
     """The mechanism of every handshake."""
-    tokens_heard: list[bytes] = field(default_factory=list)
+    received_tokens: list[bytes] = field(default_factory=list)
     """Every message of a client."""
     logins: list[tuple[str, bool]] = field(default_factory=list)
-    """Mechanism, and whether it was a renewal, of every authentication that went well."""
+    """Mechanism, and whether it was a renewal, of every successful authentication."""
     expired: int = 0
-    """Requests that came on a session that had ended."""
+    """Requests on a session that had ended."""
     _sessions: dict[int, _Session] = field(default_factory=dict)
 
     def admits(self, exchange: Exchange) -> bool:
@@ -78,11 +78,11 @@ class SaslListener:
         session.scram = self.make_scram(_HASHES[mechanism], self.users) if mechanism in _HASHES else None
         return 0
 
-    def hear(self, exchange: Exchange) -> bytes | None:
-        """The answer to a client's message; None where it is refused."""
+    def on_message(self, exchange: Exchange) -> bytes | None:
+        """Return the answer to a client's message; None if it is refused."""
         session = self.session(exchange.connection)
         message = bytes(exchange.request.auth_bytes)
-        self.tokens_heard.append(message)
+        self.received_tokens.append(message)
         answer, is_done = self._answer(session, message)
         if answer is None:
             session.is_refused = True
@@ -104,8 +104,8 @@ class SaslListener:
         if session.scram is None:
             return None, True
         if message.startswith(b"n,"):
-            return session.scram.hear_first(message), False
-        return session.scram.hear_final(message), True
+            return session.scram.on_client_first(message), False
+        return session.scram.on_client_final(message), True
 
 
 def respond_handshake(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
@@ -123,7 +123,7 @@ def respond_authenticate(cluster: ScriptedCluster, exchange: Exchange) -> Answer
     sasl = cluster.sasl
     if sasl is None or sasl.session(exchange.connection).mechanism is None:
         return Answer(refuse_authenticate(cluster, exchange, ErrorCode.illegal_sasl_state))
-    answer = sasl.hear(exchange)
+    answer = sasl.on_message(exchange)
     if answer is None:
         return Answer(refuse_authenticate(cluster, exchange, ErrorCode.sasl_authentication_failed), close=True)
     return Answer(

@@ -1,7 +1,8 @@
-"""The transactions of a cluster and their rules (org.apache.kafka.coordinator.transaction), for transaction versions
-1 and 2 (KIP-890). Errors are codes, 0 for none.
+"""The transactions of a cluster and their rules (org.apache.kafka.coordinator.transaction), for transaction versions 1
+and 2 (KIP-890).
 
-Time comes in with `advance`, which ends what ran out of time and lets delayed markers arrive.
+Errors are codes, 0 for none. `advance` sets the time, which ends transactions by their timeout and writes delayed
+markers.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Transaction:
 
 
 class TransactionCoordinator:
-    """All transactional ids of the cluster, whichever node coordinates them."""
+    """All transactional ids of the cluster, for all coordinating nodes."""
 
     def __init__(self, cluster: ScriptedCluster) -> None:
         self._cluster = cluster
@@ -77,7 +78,7 @@ class TransactionCoordinator:
         return self._cluster.next_producer_id - 1
 
     def init_producer_id(self, key: str, timeout_ms: int, claimed: tuple[int, int], now_ms: int) -> int:
-        """The next epoch, found in `transactions` after this."""
+        """Begin the next epoch, which is then in `transactions`."""
         if not key:
             return ErrorCode.invalid_request
         if not 0 < timeout_ms <= self.max_timeout_ms:
@@ -112,7 +113,7 @@ class TransactionCoordinator:
     # ---- begin -------------------------------------------------------------------------------------------------------
 
     def check(self, key: str, producer_id: int, epoch: int) -> int:
-        """Why this producer may not add to the transaction now."""
+        """Return the error code if this producer may not add to the transaction now."""
         held = self.transactions.get(key)
         if held is None or held.producer_id != producer_id:
             return ErrorCode.invalid_producer_id_mapping
@@ -121,7 +122,7 @@ class TransactionCoordinator:
         return ErrorCode.concurrent_transactions if held.state.startswith("Prepare") else 0
 
     def begin(self, key: str, now_ms: int, version: int) -> Transaction:
-        """The transaction, open. Checked before."""
+        """Return the transaction, open. Call `check` before."""
         held = self.transactions[key]
         if held.state != "Ongoing":
             held.state, held.start_ms = "Ongoing", now_ms
@@ -131,11 +132,11 @@ class TransactionCoordinator:
     # ---- end ---------------------------------------------------------------------------------------------------------
 
     def end(self, key: str, producer_id: int, epoch: int, committed: bool, version: int, now_ms: int) -> int:
-        """Prepare to commit or abort, as EndTxn asks; a repetition changes nothing."""
+        """Prepare to commit or abort, as for EndTxn; a repetition changes nothing."""
         held = self.transactions.get(key)
         if held is None:
             return ErrorCode.invalid_producer_id_mapping
-        if held.client_version >= 2 and held.state.startswith("Prepare"):  # asked before anything else
+        if held.client_version >= 2 and held.state.startswith("Prepare"):  # checked before anything else
             return ErrorCode.concurrent_transactions
         is_retry = held.client_version >= 2 and held.epoch == epoch + 1 and held.producer_id == producer_id
         is_overflow_retry = (
@@ -155,7 +156,7 @@ class TransactionCoordinator:
             return 0 if is_same_outcome else ErrorCode.invalid_txn_state
         if held.state != "Ongoing" and (committed or version < 2):
             return ErrorCode.invalid_txn_state
-        self._prepare(held, committed, version, now_ms)  # version 2 may abort what has nothing in it
+        self._prepare(held, committed, version, now_ms)  # version 2 may abort an empty transaction
         return 0
 
     def _is_valid_epoch(self, held: Transaction, epoch: int, is_retry: bool) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
-from support.scripted_broker.exchange import Answer, Exchange
+from support.scripted_broker.exchange import Answer, Exchange, refused_partitions
 from support.scripted_broker.transaction_coordinator import Commit
 
 if TYPE_CHECKING:
@@ -47,20 +47,10 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
 
 
 def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Mapping[str, Any]:
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    {"partition_index": each.partition_index, "error_code": error_code} for each in topic.partitions
-                ],
-            }
-            for topic in exchange.request.topics
-        ]
-    }
+    return refused_partitions(exchange, error_code)
 
 
-def _refusal(cluster: ScriptedCluster, topic: str, wanted: Any) -> int:
-    if cluster.partition(topic, wanted.partition_index) is None:
+def _refusal(cluster: ScriptedCluster, topic: str, requested: Any) -> int:
+    if cluster.partition(topic, requested.partition_index) is None:
         return ErrorCode.unknown_topic_or_partition
-    return ErrorCode.offset_metadata_too_large if len(wanted.committed_metadata or "") > MAX_METADATA else 0
+    return ErrorCode.offset_metadata_too_large if len(requested.committed_metadata or "") > MAX_METADATA else 0

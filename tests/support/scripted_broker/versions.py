@@ -1,4 +1,4 @@
-"""What brokers of some releases say they speak, for the APIs that matter here (their `ApiVersions` answers)."""
+"""The versions that brokers of some releases report, for the APIs that matter here (their `ApiVersions` answers)."""
 
 from __future__ import annotations
 

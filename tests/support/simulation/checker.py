@@ -1,15 +1,15 @@
-"""Compares the producer's guarantees with the callbacks and the logs.
+"""Compares the producer's guarantees with the callbacks and the logs. It sees calls, callbacks and the brokers' logs,
+read by the brokers' own decoder. It asks the producer only whether its memory is free and nothing is in flight.
 
-It knows calls, callbacks and the brokers' logs, read by the brokers' own decoder; of the producer it asks only whether
-its memory is back and nothing is on its way.
+The guarantees for an acknowledged record (its callback has no error, acks=all or 1):
 
-The promises, of records for which a callback brought no error ("acknowledged", acks=all or 1):
- - the record is in the log of the partition told, once in all logs while idempotent, at the offset told, as it was
-   sent; and the logs hold nothing that was not sent
- - records of one partition lie in the order in which they were sent, while idempotent or with one request in flight
-And of every record: one callback with one outcome, which its future tells too, no later than delivery.timeout.ms (and
-the process's own standstills) after its send came back. A record whose callback brought an error may be in the log or
-not: at most once while idempotent, and where in the order is not promised.
+- The record is in the log of the reported partition at the reported offset, with the content that was sent. With
+  idempotence it is only once in all logs. The logs contain only records that were sent.
+- Records of one partition are in the order in which they were sent, with idempotence or one request in flight.
+
+And for every record: one callback with one outcome, which its future has too. It comes at most delivery.timeout.ms
+(plus pauses of the process) after the return of its send. A record with an error in its callback may be in the log: at
+most once with idempotence, at any place in the order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Finding(NamedTuple):
-    """A promise that was not kept."""
+    """A violated guarantee."""
 
     text: str
 
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 
 _Acknowledged: TypeAlias = dict[tuple[str, int], list[tuple[int, tuple[int, int, int]]]]
-"""By topic and partition: offset, and (call, whether it could go anywhere, row), by which its records were sent."""
+"""By topic and partition: offset, and (call, whether it had no fixed partition, row) of its record."""
 
 
 def check(run: Simulation) -> list[Finding]:
@@ -80,15 +80,15 @@ def _future(call: Call) -> Iterator[Finding]:
         yield Finding(f"{call}: its future is not done")
         return
     for outcome in call.outcomes:
-        told = future.exception()
-        if told is not outcome.error:
-            yield Finding(f"{call}: the callback heard {outcome.error!r}, the future {told!r}")
+        raised = future.exception()
+        if raised is not outcome.error:
+            yield Finding(f"{call}: the callback has {outcome.error!r}, the future {raised!r}")
         if future.metadata()[1:3] != (outcome.partition, outcome.base_offset):
-            yield Finding(f"{call}: the callback heard {outcome}, the future {future.metadata()}")
+            yield Finding(f"{call}: the callback has {outcome}, the future {future.metadata()}")
 
 
 def _returns(run: Simulation) -> Iterator[Finding]:
-    """A send comes back within max.block.ms, and raises only once the producer was closed."""
+    """Check that a send returns within max.block.ms, and raises only after a close."""
     limit_ms = run.plan.max_block_ms + run.longest_pause_ms
     for call in run.ledger:
         took_ms = call.returned_ms - call.began_ms
@@ -99,23 +99,23 @@ def _returns(run: Simulation) -> Iterator[Finding]:
 
 
 def _at_rest(run: Simulation) -> Iterator[Finding]:
-    producer = run.world.producer
-    pool, accumulator = producer._pool, producer._accumulator
-    if pool.available_memory != pool.total_memory:
-        yield Finding(f"{pool.total_memory - pool.available_memory} bytes of buffer.memory were not given back")
+    metrics, accumulator = run.world.producer.metrics(), run.world.accumulator
+    held = metrics["buffer-total-bytes"] - metrics["buffer-available-bytes"]
+    if held:
+        yield Finding(f"{held:.0f} bytes of buffer.memory were not given back")
     if accumulator.has_incomplete or accumulator.has_undrained:
         yield Finding(f"not empty: {accumulator!r}")
     if run.plan.ending == "heal" and run.world.client.has_in_flight_requests():
-        yield Finding("requests are in flight for ever")
+        yield Finding("requests stay in flight")
     if run.plan.ending != "heal" and run.world.selector.connection_ids:
-        yield Finding("connections outlive the close")
+        yield Finding("connections are open after the close")
 
 
 # ---- the logs --------------------------------------------------------------------------------------------------------
 
 
 class _Logs:
-    """What lies in the brokers' logs, by record and by place."""
+    """The contents of the brokers' logs, by record and by place."""
 
     def __init__(self, run: Simulation) -> None:
         self.places: dict[int, list[Place]] = defaultdict(list)
@@ -138,7 +138,7 @@ def _logs(run: Simulation) -> Iterator[Finding]:
     for place, stored in logs.records.items():
         call, record = sent[_number(stored)]
         if not _is_same(call, record, stored, place):
-            yield Finding(f"{place}: {stored} is not what was sent: {record}")
+            yield Finding(f"{place}: {stored} differs from the sent {record}")
     if run.plan.is_idempotent:
         for number, copies in logs.places.items():
             if len(copies) > 1:
@@ -175,7 +175,7 @@ def _acknowledged(call: Call, logs: _Logs, acked: _Acknowledged, run: Simulation
             stored = logs.records.get(place)
             number = -1 if stored is None else _number(stored)
             if number not in own:
-                yield Finding(f"{call} was told {outcome}; at {place} there is record {number}")
+                yield Finding(f"{call} reported {outcome}; at {place} is record {number}")
                 continue
             index = own[number]
             record = call.records[index]
@@ -184,7 +184,7 @@ def _acknowledged(call: Call, logs: _Logs, acked: _Acknowledged, run: Simulation
     for partition, count in unplaced.items():
         there = sum(any(place.partition == partition for place in logs.places[number]) for number in own)
         if there < count:
-            yield Finding(f"{call}: {count} records acknowledged for partition {partition}, {there} are there")
+            yield Finding(f"{call}: {count} records acknowledged for partition {partition}, {there} are in its log")
 
 
 def _places(call: Call, outcome: Outcome) -> Iterator[Place]:
@@ -197,7 +197,7 @@ def _ignores_keys(run: Simulation) -> bool:
 
 
 def _order(acked: _Acknowledged) -> Iterator[Finding]:
-    """Calls follow each other, and so do the rows of one call, those that may go anywhere among themselves."""
+    """Check the order of calls, and of the rows of one call; rows without a fixed partition only among themselves."""
     for partition, entries in acked.items():
         newest_call = -1
         newest_row: dict[tuple[int, int], int] = {}
@@ -211,38 +211,39 @@ def _order(acked: _Acknowledged) -> Iterator[Finding]:
             newest_row[call, is_free] = row
 
 
-# ---- after all is well -----------------------------------------------------------------------------------------------
+# ---- after the end of all faults
+# ----------------------------------------------------------------------------------------
 
 
 def _arrivals(run: Simulation) -> Iterator[Finding]:
-    """What was sent when all was well, or where nothing ever went wrong, arrives."""
+    """Check that records arrive that were sent after the end of all faults, or in a run without faults."""
     if run.world.producer.has_failed:
         if not run.troubles.has_been_fatal:
-            yield Finding("the producer failed for good, and no broker gave it cause to")
+            yield Finding("the producer failed permanently, without a cause from a broker")
         return
     for call in run.must_arrive:
         if call.raised is not None or any(outcome.error is not None for outcome in call.outcomes):
-            yield Finding(f"{call} did not arrive though all was well: {call.raised!r} {call.outcomes}")
+            yield Finding(f"{call} did not arrive without a fault: {call.raised!r} {call.outcomes}")
     if run.plan.roughness == 0 and run.plan.ending == "heal":
         for call in run.ledger:
             errors = [call.raised, *(outcome.error for outcome in call.outcomes)]
             for error in errors:
                 if error is not None and not isinstance(error, (RecordTooLargeError, KafkaTimeoutError)):
-                    yield Finding(f"{call} failed though nothing ever went wrong: {error!r}")
+                    yield Finding(f"{call} failed without a fault: {error!r}")
 
 
 def _in_time(run: Simulation) -> Iterator[Finding]:
-    """What had time left when all became well did not use it up."""
+    """Check that records whose timeout had not expired at the end of all faults do not expire."""
     for call in run.must_not_time_out:
         if any(isinstance(outcome.error, KafkaTimeoutError) for outcome in call.outcomes):
-            yield Finding(f"{call} timed out though it had time enough when all was well: {call.outcomes}")
+            yield Finding(f"{call} timed out after the end of all faults, with enough time left: {call.outcomes}")
 
 
 def _leaders(run: Simulation) -> Iterator[Finding]:
-    """No batch goes to a leader of an older epoch than one that was gone to before.
+    """Check that no batch goes to a leader of an older epoch than the leader before.
 
-    Not promised: where brokers are too old for their epochs to be relied on; nor once a topic was gone from metadata,
-    or all metadata in a new start, for then a lower epoch is what a new topic of that name has.
+    Not guaranteed if brokers are too old for reliable epochs. Also not if a topic, or all metadata, was missing in
+    between: then a new topic of that name has a lower epoch.
     """
     if run.plan.versions.get(3, (0, 0))[1] < 9 or run.troubles.has_denied_topics:
         return

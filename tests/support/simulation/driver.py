@@ -1,5 +1,5 @@
-"""The application of a simulation, and its run from a seed: sends at random among faults and steps of the clock, then
-an ending; what was promised is checked at the end.
+"""The application of a simulation, and its run from a seed: random sends, faults and steps of the clock, then an end,
+with a check of all guarantees.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from spark_kafka_sink.record.columns import RecordColumns
 _STEPS_MS = (0, 1, 1, 2, 3, 5, 10, 30, 100, 400, 2_000)
 _PAUSES_MS = (50, 500, 2_000)
 _RECOVERY_MS = 15_000
-"""After this long and a request time-out nothing of the troubles is left: connections, metadata and producer ids are
-had anew, retries and backoffs are over."""
+"""After this time and a request timeout all faults have ended: connections, metadata and producer ids are new, and no
+retry or backoff is left.
+"""
 _REST_MS = 60_000
-"""Longer than any time-out of a connection or request, backoff or throttle that began before everything was well."""
+"""Longer than any timeout of a connection or request, backoff or throttle that began before the end of the faults."""
 
 
 class Simulation:
-    """One seed's run."""
+    """The run of one seed."""
 
     def __init__(self, seed: int, *, verbose: bool = False) -> None:
         self.seed = seed
@@ -40,9 +41,9 @@ class Simulation:
         self.flush_findings: list[Finding] = []
         self.longest_pause_ms = 0
         self.must_arrive: list[Call] = []
-        """Calls made after everything was well again."""
+        """Calls made after the end of all faults."""
         self.must_not_time_out: list[Call] = []
-        """Calls that had time left when everything was well again."""
+        """Calls with time left at the end of all faults."""
         self._rng = rng
         self._verbose = verbose
         self._standstill_ms = 0
@@ -52,7 +53,7 @@ class Simulation:
         return f"{self.plan}\n{self.world.timeline}"
 
     def run(self) -> list[Finding]:
-        """What was promised and not kept."""
+        """Return the violated guarantees."""
         with ProductLog(self.world.timeline if self._verbose else None) as product_log:
             try:
                 self._act()
@@ -68,9 +69,9 @@ class Simulation:
         for _ in range(self.plan.actions):
             if rng.random() < roughness:
                 if rng.random() < 0.3:
-                    self.troubles.relent()
+                    self.troubles.end_one_fault()
                 else:
-                    self.troubles.strike()
+                    self.troubles.add_fault()
             else:
                 rng.choices(_ACTIONS, _WEIGHTS)[0](self)
 
@@ -85,8 +86,8 @@ class Simulation:
         self._call(call, lambda: self._send_record(call, record))
 
     def _send_record(self, call: Call, record: SentRecord) -> None:
-        def heard(metadata: RecordMetadata, error: KafkaError | None) -> None:
-            self._tell(call, self.ledger.heard_of_record(call, metadata, error))
+        def received(metadata: RecordMetadata, error: KafkaError | None) -> None:
+            self._log_outcome(call, self.ledger.note_record_outcome(call, metadata, error))
 
         call.future = self.world.producer.send(
             call.topic,
@@ -95,7 +96,7 @@ class Simulation:
             record.partition,
             record.timestamp_ms,
             record.headers,
-            heard,
+            received,
         )
 
     def _send_block(self) -> None:
@@ -112,8 +113,8 @@ class Simulation:
         self._call(call, lambda: self._send_records(call, has_partitions))
 
     def _send_records(self, call: Call, has_partitions: bool) -> None:
-        def heard(run: RunMetadata, error: KafkaError | None) -> None:
-            self._tell(call, self.ledger.heard_of_run(call, run, error))
+        def received(run: RunMetadata, error: KafkaError | None) -> None:
+            self._log_outcome(call, self.ledger.note_run_outcome(call, run, error))
 
         records = call.records
         has_headers = any(record.headers for record in records)
@@ -124,7 +125,7 @@ class Simulation:
             None,
             [record.partition for record in records] if has_partitions else None,
         )
-        self.world.producer.send_columns(call.topic, columns, heard)
+        self.world.producer.send_columns(call.topic, columns, received)
 
     def _record(self, partition: int | None, timestamp_ms: int | None, size: int) -> SentRecord:
         rng, number = self._rng, self.ledger.next_number()
@@ -142,12 +143,12 @@ class Simulation:
             self.world.timeline.note("  %s raised %r", call, error)
         call.returned_ms = self.world.now_ms
 
-    def _tell(self, call: Call, outcome: object) -> None:
+    def _log_outcome(self, call: Call, outcome: object) -> None:
         self.world.timeline.note("  %s: %s", call, outcome)
 
     def _let_time_pass(self) -> None:
         duration_ms = self._rng.choice(_STEPS_MS)
-        self.world.timeline.note("%d ms pass", duration_ms)
+        self.world.timeline.note("after %d ms", duration_ms)
         self.world.run_for(duration_ms)
         self._standstill_ms = 0
 
@@ -156,11 +157,11 @@ class Simulation:
         pause_ms = self._rng.choice(_PAUSES_MS)
         self._standstill_ms += pause_ms
         self.longest_pause_ms = max(self.longest_pause_ms, self._standstill_ms)
-        self.world.timeline.note("the process stands still for %d ms", pause_ms)
+        self.world.timeline.note("the process pauses for %d ms", pause_ms)
         self.world.clock.advance(pause_ms)
 
     def _flush(self) -> None:
-        accumulator = self.world.producer._accumulator
+        accumulator = self.world.accumulator
         before = [call for call in self.ledger if call.raised is None]
         self.world.timeline.note("flush")
         limit_ms = self._settle_limit_ms()
@@ -170,7 +171,7 @@ class Simulation:
         )
         left = [str(call) for call in before if not call.is_settled]
         self.world.timeline.note("flushed")
-        self.flush_findings += [Finding(f"flush came back before {each} had ended") for each in left]
+        self.flush_findings += [Finding(f"flush returned before {each} had ended") for each in left]
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
@@ -178,11 +179,11 @@ class Simulation:
         return self.plan.delivery_timeout_ms + self.longest_pause_ms + 1
 
     def _heal(self) -> None:
-        """All is well again: everything ends, and new records arrive."""
+        """End all faults: every call ends, and new records arrive."""
         world = self.world
         self.troubles.heal()
         latest_ms = world.now_ms + world.config.request_timeout_ms + _RECOVERY_MS - self.plan.delivery_timeout_ms
-        if self.plan.settings["batch.size"] == 1:  # else a record's time may be that of an older one in its batch
+        if self.plan.settings["batch.size"] == 1:  # otherwise a record may have the time of an older one in its batch
             self.must_not_time_out = [
                 call for call in self.ledger if not call.outcomes and call.began_ms > latest_ms + self.longest_pause_ms
             ]
@@ -197,7 +198,7 @@ class Simulation:
         world.run_until(lambda: not world.client.has_in_flight_requests(), self.world.config.request_timeout_ms + 1)
 
     def _close(self) -> None:
-        """Close with records under way: each one is sent, or fails in time."""
+        """Close with unsent records: each one is sent, or fails in time."""
         self.world.timeline.note("close")
         self.world.producer.close()
         config = self.world.config
@@ -210,7 +211,7 @@ class Simulation:
         self.world.run_to_the_end(0)
 
     def _close_in_a_send(self) -> None:
-        """Another thread closes while a send waits, if it does."""
+        """Close in another thread while a send waits, if it waits."""
 
         def begin_close() -> None:
             self.world.before_wait = None

@@ -1,4 +1,4 @@
-"""What may go wrong in a simulation: a table of faults, each drawn with its weight, and what makes all well again."""
+"""The faults of a simulation: a table with weights, and the end of all faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_kafka_sink.common.errors import ClusterAuthorizationError
 from spark_kafka_sink.protocol.versions import ApiKey
 
 Fault = Callable[["Troubles"], str]
-"""Does its harm and says what it was."""
+"""Makes the fault, and returns its description."""
 
 _NOT_APPENDED = (
     ErrorCode.corrupt_message,
@@ -29,7 +29,7 @@ _NOT_APPENDED = (
     ErrorCode.fenced_leader_epoch,
     ErrorCode.unknown_leader_epoch,
 )
-"""Retriable codes of a Produce."""
+"""Retriable codes of Produce."""
 _REFUSED = (
     ErrorCode.record_list_too_large,
     ErrorCode.invalid_required_acks,
@@ -49,32 +49,32 @@ _SEQUENCE_ERRORS = (ErrorCode.out_of_order_sequence_number, ErrorCode.unknown_pr
 
 
 class Troubles:
-    """Makes trouble in a world, and ends it."""
+    """Makes faults in a world, and ends them."""
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self.world = world
         self.cluster, self.network = world.cluster, world.network
         self.rng = rng
         self.has_been_fatal = False
-        """A broker gave the producer cause to fail for good."""
+        """A broker caused a final failure of the producer."""
         self.has_denied_topics = False
-        """Metadata has said of a topic that it is not there."""
+        """Metadata has said that a topic does not exist."""
         self._snapshots = [hooks.snapshot(self.cluster)]
-        # Few kinds of trouble in one run, each often: they meet more often than when all are drawn from.
+        # A run has few kinds of faults, each often: they then come together more often than with all kinds.
         kinds = rng.choices(list(_TABLE), list(_TABLE.values()), k=rng.choice((2, 4, 6, 10)))
         self._faults = [*dict.fromkeys(kinds), *([_flipped_answer] if world.plan.is_hostile else [])]
 
-    def strike(self) -> None:
-        """One more thing goes wrong, or several at a time."""
+    def add_fault(self) -> None:
+        """Make one more fault, or several at a time."""
         for fault in self.rng.choices(self._faults, k=self.rng.choice((1, 1, 1, 3))):
             self.world.timeline.note("!! %s", fault(self))
 
-    def relent(self) -> None:
-        """One thing that stays wrong is right again."""
+    def end_one_fault(self) -> None:
+        """End one lasting fault."""
         self._end_one()
 
     def heal(self) -> None:
-        """Everything works from now on."""
+        """End all faults."""
         cluster, network = self.cluster, self.network
         cluster.scripts.clear()
         cluster.throttle_ms = 0
@@ -86,10 +86,10 @@ class Troubles:
             for index, partition in enumerate(topic.partitions):
                 if partition.leader_id == NO_LEADER:
                     cluster.move_leader(topic.name, index, self.rng.choice(sorted(cluster.nodes)))
-        self.world.timeline.note("-- everything is well again")
+        self.world.timeline.note("-- all faults have ended")
 
     def remember(self) -> None:
-        """Keep what metadata says now for a broker that will lag behind."""
+        """Keep the current metadata for a broker with old metadata."""
         self._snapshots.append(hooks.snapshot(self.cluster))
 
     # ---- parts of faults ---------------------------------------------------------------------------------------------
@@ -117,17 +117,17 @@ class Troubles:
             if road:
                 node_id = self.rng.choice(sorted(road))
                 road.discard(node_id)
-                self.world.timeline.note("-- node %d is well again", node_id)
+                self.world.timeline.note("-- node %d works again", node_id)
                 return
         down = sorted(network.refusing)
         if down:
             network.start(self.rng.choice(down))
-            self.world.timeline.note("-- a node is back")
+            self.world.timeline.note("-- a node runs again")
             return
         hidden = [topic for topic in self.cluster.topics.values() if not topic.is_visible]
         if hidden:
             hidden[0].is_visible = True
-            self.world.timeline.note("-- %s is back in metadata", hidden[0].name)
+            self.world.timeline.note("-- %s is in metadata again", hidden[0].name)
 
 
 # ---- responses to Produce --------------------------------------------------------------------------------------------
@@ -161,15 +161,15 @@ def _odd_answer(troubles: Troubles) -> str:
     what, hook = troubles.rng.choice(
         (
             ("partitions left out", hooks.leave_out(troubles.rng)),
-            ("partitions said twice", hooks.say_twice()),
-            ("a stranger's partition too", hooks.answer_for_a_stranger()),
+            ("partitions listed twice", hooks.list_twice()),
+            ("another topic's partition too", hooks.answer_for_another_topic()),
         )
     )
     return troubles.script(ApiKey.PRODUCE, hook, what)
 
 
 def _lose_answers(troubles: Troubles) -> int:
-    """The next few batches are appended, and their responses are lost."""
+    """Append the next few batches, and lose their responses."""
     count = troubles.rng.choice((1, 2, 3, 5))
     hook = troubles.rng.choice((faults.lose_response(), hooks.answer_with(7), hooks.answer_with(20)))
     troubles.cluster.on(ApiKey.PRODUCE, hook, times=count)
@@ -177,7 +177,7 @@ def _lose_answers(troubles: Troubles) -> int:
 
 
 def _lose_answers_then_refuse(troubles: Troubles) -> str:
-    """What was lost, or what came behind it, meets an error that is final."""
+    """Lose the responses of some batches; then they, or later ones, get a final error."""
     count, code = _lose_answers(troubles), troubles.rng.choice(_REFUSED)
     hook = hooks.refuse_some(code, hooks.any_of(troubles.rng, 0.7))
     troubles.cluster.on(ApiKey.PRODUCE, hook, times=troubles.rng.choice((1, 2)))
@@ -185,7 +185,7 @@ def _lose_answers_then_refuse(troubles: Troubles) -> str:
 
 
 def _lose_answers_then_move(troubles: Troubles) -> str:
-    """What follows goes to another node while it is not known what became of what went before."""
+    """Lose the responses of some batches; then the leader moves while their outcome is not known."""
     count = _lose_answers(troubles)
     return f"{count} answers to PRODUCE lost, then {' and '.join(_move_leader(troubles) for _ in range(2))}"
 
@@ -207,9 +207,9 @@ def _no_answer(troubles: Troubles) -> str:
         (
             ("request lost", faults.lose_request()),
             ("response lost", faults.lose_response()),
-            ("hung up before", faults.close_before()),
-            ("hung up after", faults.close_after()),
-            ("hung up after", faults.close_after()),
+            ("closed before", faults.close_before()),
+            ("closed after", faults.close_after()),
+            ("closed after", faults.close_after()),
         )
     )
     return troubles.script(troubles.rng.choice(_ANY_API), hook, what)
@@ -241,7 +241,7 @@ def _flipped_answer(troubles: Troubles) -> str:
 
 
 def _old_metadata(troubles: Troubles) -> str:
-    return troubles.script(ApiKey.METADATA, troubles.old_metadata(), "a broker that lags behind")
+    return troubles.script(ApiKey.METADATA, troubles.old_metadata(), "a broker with old metadata")
 
 
 def _bad_metadata(troubles: Troubles) -> str:
@@ -251,7 +251,7 @@ def _bad_metadata(troubles: Troubles) -> str:
     )
     troubles.has_denied_topics = True
     what, hook = troubles.rng.choice(
-        ((f"topics refused with {code}", hooks.refuse_topics(code)), ("knows of no broker", hooks.nobody_there()))
+        ((f"topics refused with {code}", hooks.refuse_topics(code)), ("names no broker", hooks.no_other_broker()))
     )
     return troubles.script(ApiKey.METADATA, hook, what)
 
@@ -270,7 +270,7 @@ def _no_producer_id(troubles: Troubles) -> str:
 
 def _never_a_producer_id(troubles: Troubles) -> str:
     troubles.has_been_fatal = True
-    return troubles.script(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError), "refused for good")
+    return troubles.script(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError), "refused permanently")
 
 
 # ---- the cluster's state ---------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def _hide_topic(troubles: Troubles) -> str:
 
     def show() -> None:
         troubles.cluster.topics[topic].is_visible = True
-        world.timeline.note("-- %s is back in metadata", topic)
+        world.timeline.note("-- %s is in metadata again", topic)
 
     world.selector.at(world.now_ms + troubles.rng.choice((100, 600, 3_000)), show)
     return f"{topic} vanishes from metadata"
@@ -323,7 +323,7 @@ def _throttle(troubles: Troubles) -> str:
     return f"throttled for {troubles.cluster.throttle_ms} ms"
 
 
-# ---- the road --------------------------------------------------------------------------------------------------------
+# ---- the network -----------------------------------------------------------------------------------------------------
 
 
 def _cut(troubles: Troubles) -> str:
@@ -332,7 +332,7 @@ def _cut(troubles: Troubles) -> str:
     return f"connections to node {node_id} cut"
 
 
-def _block_road(troubles: Troubles) -> str:
+def _block_connection(troubles: Troubles) -> str:
     node_id, network = troubles.any_node(), troubles.network
     what, road = troubles.rng.choice(
         (
@@ -381,6 +381,6 @@ _TABLE: dict[Fault, float] = {
     _add_partition: 0.5,
     _throttle: 2,
     _cut: 6,
-    _block_road: 4,
+    _block_connection: 4,
     _stop_node: 3,
 }

@@ -1,7 +1,7 @@
-"""Answers that are wrong, late or missing, over and above `scripted_broker.faults`, and true to what a broker may say.
+"""Wrong, late or missing answers, in addition to `scripted_broker.faults`. All are answers that a broker may give.
 
-An error that means "not appended" is only said of batches that are not in the log: a broker that lies about that makes
-doubles of what any client sends.
+Errors that mean "not appended" are only sent for batches that are not in the log. A broker that breaks this rule causes
+duplicates with any client.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Chooses = Callable[[str, int, bytes], bool]
 
 
 def refuse_some(error_code: int, chooses: Chooses, more: Mapping[str, Any] | None = None) -> Hook:
-    """The chosen partitions are refused without effect; the others are appended as usual."""
+    """Refuse the chosen partitions without effect; append the others as usual."""
 
     def hook(cluster: ScriptedCluster, exchange: Exchange, proceed: Proceed) -> Answer:
         refused: list[dict[str, Any]] = []
@@ -72,7 +72,7 @@ def new_ones(cluster: ScriptedCluster) -> Chooses:
 
 
 def answer_with(error_code: int) -> Hook:
-    """The batch is appended, and the response has an error that leaves the outcome unknown."""
+    """Append the batch, and answer with an error that leaves the outcome unknown."""
 
     def set_code(outcome: Mapping[str, Any]) -> Mapping[str, Any]:
         return (
@@ -85,21 +85,21 @@ def answer_with(error_code: int) -> Hook:
 
 
 def leave_out(rng: random.Random) -> Hook:
-    """The answer lacks some partitions."""
+    """Leave some partitions out of the answer."""
     return change(
         lambda values: _map_outcomes(values, lambda outcomes: [each for each in outcomes if rng.random() < 0.5])
     )
 
 
-def say_twice() -> Hook:
-    """The answer has each partition twice."""
+def list_twice() -> Hook:
+    """List each partition twice in the answer."""
     return change(lambda values: _map_outcomes(values, lambda outcomes: [*outcomes, *outcomes]))
 
 
-def answer_for_a_stranger() -> Hook:
-    """The answer also has a partition that was not asked about."""
-    stranger = {"index": 77, "error_code": 0, "base_offset": 5}
-    return change(lambda values: _map_outcomes(values, lambda outcomes: [stranger, *outcomes]))
+def answer_for_another_topic() -> Hook:
+    """Add a partition to the answer that was not in the request."""
+    another = {"index": 77, "error_code": 0, "base_offset": 5}
+    return change(lambda values: _map_outcomes(values, lambda outcomes: [another, *outcomes]))
 
 
 def _map_outcomes(values: dict[str, Any], change_outcomes: Callable[[list[Any]], list[Any]]) -> Mapping[str, Any]:
@@ -111,7 +111,7 @@ def _map_outcomes(values: dict[str, Any], change_outcomes: Callable[[list[Any]],
 
 
 def flip_bytes(rng: random.Random) -> Hook:
-    """Some bytes after the frame's length are others."""
+    """Change some bytes after the frame's length."""
 
     def flip(frame: bytes) -> bytes:
         changed = bytearray(frame)
@@ -126,7 +126,7 @@ def flip_bytes(rng: random.Random) -> Hook:
 
 
 def stale(remembered: Mapping[str, Any]) -> Hook:
-    """A broker that lags behind: what was true when `remembered` was taken."""
+    """Answer as a broker with old metadata: as it was at the time of `remembered`."""
     return lambda cluster, exchange, proceed: _only_asked(exchange, remembered)
 
 
@@ -143,7 +143,7 @@ def _only_asked(exchange: Exchange, values: Mapping[str, Any]) -> Answer:
 
 
 def refuse_topics(error_code: int) -> Hook:
-    """Every topic is refused; the other fields are as usual."""
+    """Refuse every topic; the other fields are as usual."""
 
     def hook(cluster: ScriptedCluster, exchange: Exchange, proceed: Proceed) -> Answer:
         values = dict(metadata.refuse(cluster, exchange, error_code))
@@ -152,6 +152,6 @@ def refuse_topics(error_code: int) -> Hook:
     return hook
 
 
-def nobody_there() -> Hook:
-    """A broker that is starting and knows no other broker."""
+def no_other_broker() -> Hook:
+    """Answer as a broker that starts and knows no other broker."""
     return change(lambda values: {**values, "brokers": [], "topics": []})

@@ -13,7 +13,7 @@ from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordMetada
 
 @dataclass(frozen=True, slots=True)
 class SentRecord:
-    """One record as it was handed over; `value` begins with the record's number."""
+    """One record as it was sent; `value` begins with the record's number."""
 
     number: int
     key: bytes | None
@@ -82,10 +82,10 @@ class Ledger:
         self.record_count += 1
         return self.record_count - 1
 
-    def heard_of_record(self, call: Call, metadata: RecordMetadata, error: KafkaError | None) -> Outcome:
+    def note_record_outcome(self, call: Call, metadata: RecordMetadata, error: KafkaError | None) -> Outcome:
         return self._heard(call, Outcome(self._clock.now_ms(), metadata.partition, metadata.offset, 1, error))
 
-    def heard_of_run(self, call: Call, run: RunMetadata, error: KafkaError | None) -> Outcome:
+    def note_run_outcome(self, call: Call, run: RunMetadata, error: KafkaError | None) -> Outcome:
         outcome = Outcome(self._clock.now_ms(), run.partition, run.base_offset, run.record_count, error)
         return self._heard(call, outcome)
 

@@ -1,4 +1,4 @@
-"""What a seed decides before anything happens: the producer's settings, the cluster's shape, how rough it gets."""
+"""The parts of a run that a seed decides first: the producer's settings, the cluster, and the share of faults."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from support.scripted_broker.versions import KAFKA_2_1, KAFKA_3_0, KAFKA_4_1, Ve
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`roughness`: share of the driver's actions that are faults. `is_hostile`: response bytes are flipped, so that
-    brokers may seem to say anything; then only the promises of time, of one outcome and of memory are checked.
+    """`roughness`: share of the driver's actions that are faults.
+
+    `is_hostile`: response bytes are changed, so that brokers may seem to say anything. Then only time, the number of
+    outcomes and memory are checked.
     """
 
     settings: Mapping[str, object]

@@ -1,7 +1,7 @@
-"""A whole producer in one thread: its turns, its clock, its network, and a log of what happened.
+"""A whole producer in one thread: its turns, its clock, its network, and a log of the events.
 
-Time passes only in the selector's poll and in the driver's steps. The application's thread and the Sender's are the
-same one: while the application waits (for metadata or memory, by the fake clock) the Sender has its turns.
+Time passes only in the selector's poll and in the driver's steps. The application and the Sender share one thread:
+while the application waits (for metadata or memory, by the fake clock) the Sender runs its turns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOREVER_MS = 2**62
 
 
 class StuckError(BaseException):
-    """The Sender spins, or does not come to an end. Not an Exception: the Sender survives those."""
+    """The Sender spins, or does not end. Not an Exception, because the Sender survives those."""
 
 
 class Asked:
@@ -61,7 +61,7 @@ class Answered:
             return "silence"
         ((delay_ms, data, close),) = self._replies
         later = f" {delay_ms} ms later" if delay_ms else ""
-        return (self._outcomes(data) if data else "") + (" hangs up" if close else "") + later
+        return (self._outcomes(data) if data else "") + (" closes the connection" if close else "") + later
 
     def _outcomes(self, frame: bytes) -> str:
         if self._exchange.api_key != ApiKey.PRODUCE:
@@ -90,7 +90,7 @@ def _describe(data: bytes | None) -> str:
 
 
 class _Selector(FakeSelector):
-    """One that returns from poll when the application has something to do, and notices a Sender that spins."""
+    """Returns from poll if the application must act, and notices a Sender that spins."""
 
     def __init__(self, network: FakeNetwork, clock: FakeClock) -> None:
         super().__init__(network, clock)
@@ -105,9 +105,9 @@ class _Selector(FakeSelector):
         self._polls_now = self._polls_now + 1 if now_ms == self._polled_ms else 0
         self._polled_ms = now_ms
         if self._polls_now > _MAX_POLLS_AT_ONE_TIME:
-            raise StuckError(f"{self._polls_now} polls and no time passes: the Sender spins")
+            raise StuckError(f"{self._polls_now} polls without progress of the clock: the Sender spins")
         if now_ms > self.give_up_ms:
-            raise StuckError("the Sender does not come to an end")
+            raise StuckError("the Sender does not end")
         super().poll(min(timeout_ms, self.horizon_ms - now_ms))
 
 
@@ -119,7 +119,7 @@ class _Cluster(ScriptedCluster):
     def __init__(self, node_count: int, seed: int, versions: VersionRanges) -> None:
         super().__init__(node_count, seed=seed, versions=versions)
         self.leaders: dict[tuple[str, int], dict[int, int]] = {}
-        """Leaders by epoch, where an epoch has begun since the start."""
+        """Leaders by epoch, for epochs that began since the start."""
 
     def move_leader(self, topic: str, partition: int, node_id: int) -> None:
         before = self.topics[topic].partitions[partition]
@@ -155,7 +155,7 @@ class _Harness(ProducerHarness):
 
 
 class World:
-    """Producer, cluster and the road between, of one plan."""
+    """Producer, cluster and network of one plan."""
 
     def __init__(self, plan: Plan, rng: random.Random) -> None:
         self.plan = plan
@@ -174,13 +174,13 @@ class World:
         for topic in self.cluster.topics.values():
             topic.max_message_bytes = plan.max_message_bytes
         self.clock, self.network, self.client = harness.clock, harness.network, harness.client
-        self.producer, self.config = harness.producer, harness.config
+        self.producer, self.config, self.accumulator = harness.producer, harness.config, harness.accumulator
         assert isinstance(harness.selector, _Selector)
         self.selector = harness.selector
         self.timeline = self.cluster.timeline = Timeline(self.clock)
         self.clock.on_wait = self._wait
         self.before_wait: Callable[[], None] | None = None
-        """Called when the application's thread comes to wait inside the producer."""
+        """Called when the application's thread must wait inside the producer."""
 
     @property
     def now_ms(self) -> int:
@@ -189,7 +189,7 @@ class World:
     # ---- turns -------------------------------------------------------------------------------------------------------
 
     def turn(self, limit_ms: int) -> None:
-        """One turn of the Sender, whose poll ends at `limit_ms` at the latest."""
+        """Run one turn of the Sender, with a poll that ends at `limit_ms` at the latest."""
         self.selector.horizon_ms = limit_ms
         try:
             self.producer.sender.run_once()
@@ -197,14 +197,14 @@ class World:
             self.selector.horizon_ms = FOREVER_MS
 
     def run_for(self, duration_ms: int) -> None:
-        """The Sender's turns for a while."""
+        """Run the Sender's turns for a while."""
         end_ms = self.now_ms + duration_ms
         self.turn(end_ms)
         while self.now_ms < end_ms:
             self.turn(end_ms)
 
     def run_until(self, condition: Callable[[], bool], limit_ms: int) -> bool:
-        """Turns until the condition holds; False when `limit_ms` passed first."""
+        """Run turns until the condition holds. Return False if `limit_ms` passed first."""
         end_ms = self.now_ms + limit_ms
         while not condition():
             if self.now_ms >= end_ms:
@@ -213,19 +213,19 @@ class World:
         return True
 
     def run_to_the_end(self, limit_ms: int) -> None:
-        """The Sender's own closing loop, as its thread runs it after `close`."""
+        """Run the loop that the Sender's thread runs after `close`."""
         self.selector.give_up_ms = self.now_ms + limit_ms
         self.producer.sender.run()
 
     def _wait(self, timeout_ms: int) -> None:
-        """The application's thread waits up to `timeout_ms`."""
+        """Run the Sender while the application's thread waits up to `timeout_ms`."""
         if self.before_wait is not None:
             self.before_wait()
         self.turn(self.now_ms + timeout_ms)
 
 
 class ProductLog(logging.Handler):
-    """Listens to the package's log: an exception that was logged and swallowed is a broken promise."""
+    """Reads the package's log: an exception that was logged and swallowed violates a guarantee."""
 
     def __init__(self, timeline: Timeline | None) -> None:
         super().__init__(logging.DEBUG if timeline is not None else logging.ERROR)
@@ -243,7 +243,7 @@ class ProductLog(logging.Handler):
     def __exit__(self, *_: object) -> None:
         self._logger.removeHandler(self)
         level, self._logger.propagate = self._was
-        self._logger.setLevel(level)  # not by assignment: child loggers remember what they were told
+        self._logger.setLevel(level)  # not by assignment, because child loggers cache their level
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info:

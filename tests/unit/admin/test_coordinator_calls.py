@@ -45,11 +45,11 @@ def bench() -> Bench:
     return Bench()
 
 
-# ---- where coordinators are ----------------------------------------------------------------------------------------
+# ---- the lookup of coordinators ------------------------------------------------------------------------------------
 
 
 def begin(bench: Bench, ids: Sequence[str]) -> dict[str, Outcome[ProducerIdAndEpoch]]:
-    """A call for many transactional ids, each answered by its coordinator."""
+    """Begin a call for many transactional ids, each answered by its coordinator."""
     return bench.coordinator.transactions.init_producer_ids(ids, 60_000, bench.timer())
 
 
@@ -59,7 +59,7 @@ def coordinators(bench: Bench) -> dict[str, int]:
 
 
 def commits(bench: Bench, *groups: str) -> dict[str, GroupCommits]:
-    """A call for many groups, each answered by its coordinator."""
+    """Begin a call for many groups, each answered by its coordinator."""
     return bench.coordinator.groups.fetch_offsets({group: [PLACE] for group in groups}, bench.timer())
 
 
@@ -107,7 +107,7 @@ def test_old_broker_gets_one_lookup_for_each_key() -> None:
 
 
 @pytest.mark.parametrize("ids", [["a"], ["a", "b"]])
-def test_broker_that_knows_no_coordinators_is_refused_at_once(bench: Bench, ids: list[str]) -> None:
+def test_broker_without_coordinator_lookup_is_refused_at_once(bench: Bench, ids: list[str]) -> None:
     bench.cluster.versions = {key: value for key, value in KAFKA_4_1.items() if key != ApiKey.FIND_COORDINATOR}
     for outcome in begin(bench, ids).values():
         assert isinstance(outcome.error, UnsupportedVersionError)
@@ -232,7 +232,7 @@ def test_only_items_missing_from_an_answer_are_asked_again(bench: Bench) -> None
     assert [tuple(each.request.transactional_ids) for each in bench.asked(ApiKey.DESCRIBE_TRANSACTIONS)][-1] == ("a",)
 
 
-# ---- again, until there is an answer -------------------------------------------------------------------------------
+# ---- retries ------------------------------------------------------------------------------------------------------
 
 
 def test_retries_wait_20_ms_doubling_to_a_second(bench: Bench) -> None:
@@ -298,7 +298,7 @@ def test_request_not_sent_by_the_limit_is_never_sent(bench: Bench, is_stalled: b
         bench.rig.network.cut(0)
         bench.rig.poll()
         bench.rig.clock.advance(1_000)  # the backoff after the loss
-        bench.rig.network.latency_ms = lambda: 700  # it is connected to when the limit is over
+        bench.rig.network.latency_ms = lambda: 700  # the node is connected when the limit is over
     started_ms = bench.rig.now_ms
     assert bench.commit(open_, 500).status is EndTxnStatus.UNRESOLVED
     assert 500 <= bench.rig.now_ms - started_ms <= 510

@@ -34,9 +34,9 @@ def bench() -> CoordinatorBench:
 
 
 def test_offsets_and_texts_of_several_groups_come_from_their_coordinators(bench: CoordinatorBench) -> None:
-    wanted = {"g": [PLACE, OTHER, TopicPartition("t", 9)], "h": [PLACE]}
-    assert bench.coordinator.groups.fetch_offsets(wanted, bench.timer()) == {
-        "g": {PLACE: CommittedOffset(5, "rows=5"), OTHER: CommittedOffset(0, ""), wanted["g"][2]: None},
+    expected = {"g": [PLACE, OTHER, TopicPartition("t", 9)], "h": [PLACE]}
+    assert bench.coordinator.groups.fetch_offsets(expected, bench.timer()) == {
+        "g": {PLACE: CommittedOffset(5, "rows=5"), OTHER: CommittedOffset(0, ""), expected["g"][2]: None},
         "h": {PLACE: CommittedOffset(7, "")},
     }
     asked = bench.asked(ApiKey.OFFSET_FETCH)
@@ -127,7 +127,7 @@ def test_partition_missing_in_a_response_is_requested_again(bench: CoordinatorBe
     assert len(bench.asked(ApiKey.OFFSET_FETCH)) == 3
 
 
-def test_broker_that_takes_one_group_per_request_is_understood(bench: CoordinatorBench) -> None:
+def test_broker_with_one_group_per_request_is_supported(bench: CoordinatorBench) -> None:
     bench.cluster.versions = {**KAFKA_3_0, ApiKey.OFFSET_FETCH: (0, 7)}
     found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
     assert found == {"g": {PLACE: CommittedOffset(5, "rows=5")}}

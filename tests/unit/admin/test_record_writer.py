@@ -94,7 +94,7 @@ def test_silent_broker_ends_at_the_timer_with_the_partition(bench: CoordinatorBe
     open_ = begin(bench)
     bench.cluster.on(ApiKey.PRODUCE, faults.lose_request(), times=None)
     with pytest.raises(KafkaTimeoutError, match=r"t-0: No record was written within 3000 ms"):
-        write(bench, open_, "unheard", limit_ms=3_000)
+        write(bench, open_, "unanswered", limit_ms=3_000)
 
 
 def test_request_not_sent_by_the_limit_is_never_sent(bench: CoordinatorBench) -> None:
@@ -103,7 +103,7 @@ def test_request_not_sent_by_the_limit_is_never_sent(bench: CoordinatorBench) ->
     bench.rig.network.cut(0)
     bench.rig.poll()
     bench.rig.clock.advance(1_000)  # the backoff after the loss
-    bench.rig.network.latency_ms = lambda: 700  # it is connected to when the limit is over
+    bench.rig.network.latency_ms = lambda: 700  # the node is connected when the limit is over
     with pytest.raises(KafkaTimeoutError):
         write(bench, open_, "given up", limit_ms=500)
     bench.rig.network.latency_ms = lambda: 1

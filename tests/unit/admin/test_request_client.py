@@ -285,7 +285,7 @@ def test_reconnect_backoff_of_a_node_with_unsent_requests_bounds_poll(bench: Ben
     bench.rig.states.disconnected("7", bench.rig.now_ms)
     left_ms = bench.rig.client.poll_delay_ms(down, bench.rig.now_ms)
     assert 0 < left_ms < 100
-    bench.rig.client.connection_failed = lambda node: False  # it is to stay queued
+    bench.rig.client.connection_failed = lambda node: False  # it must stay queued
     bench.client.send(down, ASK)
     bench.client.poll(bench.timer(0))  # consumes the wake-up of the send
     assert waited(bench, 60_000) == left_ms

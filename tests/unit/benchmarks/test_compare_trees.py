@@ -47,7 +47,7 @@ def test_every_second_round_begins_with_after(compare_trees: ModuleType) -> None
     assert turns == ["before", "after", "after", "before", "before", "after"]
 
 
-def test_ratio_is_after_over_before_of_its_own_round(compare_trees: ModuleType) -> None:
+def test_ratio_is_after_by_before_of_one_round(compare_trees: ModuleType) -> None:
     _, (first, second) = rounds_of(compare_trees, [2.0, 4.0], [1.0, 5.0])
     assert (first.rate_ratio, first.cpu_ratio) == (2.0, 0.5)
     assert (second.rate_ratio, second.cpu_ratio) == (0.8, 1.25)

@@ -52,7 +52,7 @@ def test_one_unresolved_canonical_name_keeps_the_others(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         found = bootstrap_addresses([("a", 1)], CANONICAL, resolve, lambda _: ["bad.a", "two.a"])
     assert found == [("two.a", 1)]
-    assert "Passing over bad.a:1" in caplog.text
+    assert "Ignoring bad.a:1" in caplog.text
 
 
 def test_address_given_twice_is_kept_once() -> None:

@@ -57,7 +57,7 @@ def test_no_send_at_max_in_flight() -> None:
     assert requests.can_send_more("1")
 
 
-def test_clearing_takes_out_one_nodes_requests_in_the_order_sent() -> None:
+def test_clear_returns_one_nodes_requests_in_the_order_sent() -> None:
     requests = InFlightRequests(5)
     mine = [in_flight() for _ in range(3)]
     for each in (*mine, in_flight("2")):

@@ -29,15 +29,15 @@ T0 = TopicPartition("t", 0)
 
 
 class SomeTopics(Metadata):
-    """Requests the topics in `wanted`. Those in `new` are requested in partial updates."""
+    """Requests the topics in `requested`. Those in `new` are requested in partial updates."""
 
-    def __init__(self, wanted: Iterable[str] = ("t", "u")) -> None:
+    def __init__(self, requested: Iterable[str] = ("t", "u")) -> None:
         super().__init__(BACKOFF_MS, BACKOFF_MAX_MS, EXPIRE_MS, random.Random(1))
-        self.wanted = set(wanted)
+        self.requested = set(requested)
         self.new: tuple[str, ...] = ()
 
     def retain_topic(self, topic: str, now_ms: int) -> bool:
-        return topic in self.wanted
+        return topic in self.requested
 
     def new_metadata_request_builder_for_new_topics(self) -> MetadataRequest | None:
         return MetadataRequest(self.new) if self.new else None
@@ -293,7 +293,7 @@ def test_topics_that_are_not_requested_are_not_kept(metadata: SomeTopics) -> Non
 
 def test_epochs_of_topics_no_longer_requested_are_forgotten(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition())))
-    metadata.wanted.discard("t")
+    metadata.requested.discard("t")
     update(metadata, response())
     assert metadata.current_leader(T0).epoch is None
 
@@ -329,7 +329,7 @@ def test_partial_update_has_all_brokers(metadata: SomeTopics) -> None:
 
 def test_partial_update_drops_topics_that_are_not_retained(metadata: SomeTopics) -> None:
     update(metadata, response(topic("t", partition(), topic_id=ID_A), topic("u", error=17)))
-    metadata.wanted.clear()
+    metadata.requested.clear()
     update(metadata, response(), is_partial=True)
     assert metadata.fetch().topics == frozenset()
     assert metadata.cache.topic_ids == {}
@@ -337,8 +337,8 @@ def test_partial_update_drops_topics_that_are_not_retained(metadata: SomeTopics)
 
 
 def test_new_topics_are_added_to_the_view(metadata: SomeTopics) -> None:
-    """Made again for each topic, as consecutive sends bring topics, views took most of the time."""
-    metadata.wanted = {"t", "u", "v"}
+    """Consecutive sends bring topics one by one. A new view of all topics for each took most of the time."""
+    metadata.requested = {"t", "u", "v"}
     of_t = topic("t", partition(), partition(number=1, leader=None), topic_id=ID_A)
     of_u = topic("u", partition("u", leader=1), topic_id=ID_B)
     update(metadata, response(of_t))
@@ -347,7 +347,7 @@ def test_new_topics_are_added_to_the_view(metadata: SomeTopics) -> None:
     update(metadata, response(topic("v", error=3)), is_partial=True)
     added = metadata.fetch()
     assert all(one is other for one, other in zip(added.partitions, known, strict=False))
-    whole = SomeTopics(metadata.wanted)
+    whole = SomeTopics(metadata.requested)
     update(whole, response(of_t, of_u, topic("v", error=3)))
     expected = whole.fetch()
     assert added == expected
@@ -371,7 +371,7 @@ def test_moved_node_has_its_new_address_in_known_topics(metadata: SomeTopics) ->
 def test_invalid_and_unauthorized_topics_survive_a_partial_update(
     metadata: SomeTopics,
 ) -> None:
-    metadata.wanted = {"bad name", "secret", "other"}
+    metadata.requested = {"bad name", "secret", "other"}
     update(metadata, response(topic("bad name", error=17), topic("secret", error=29)))
     update(metadata, response(topic("other", partition("other"))), is_partial=True)
     cluster = metadata.fetch()
@@ -552,7 +552,7 @@ def test_error_of_a_topic_is_raised_once_and_names_it(metadata: SomeTopics) -> N
 
 
 def test_invalid_topics_are_named_with_their_blanks(metadata: SomeTopics) -> None:
-    metadata.wanted = {"t\t", "u "}
+    metadata.requested = {"t\t", "u "}
     update(metadata, response(topic("t\t", error=17), topic("u ", error=17)))
     with pytest.raises(InvalidTopicError, match=r"^Topic 't\\t', 'u ': "):
         metadata.maybe_raise_any_error()
@@ -618,7 +618,8 @@ def test_cause_of_failed_connections_is_kept_until_metadata_arrives(metadata: So
     assert metadata.connection_failure is None
 
 
-# ---- leaders that do not fit the brokers, and readers beside the writer ----------------------------------------------
+# ---- leaders unknown to the brokers, and readers beside the writer
+# -----------------------------------------------------
 
 
 def test_leader_of_a_newer_epoch_ends_with_its_broker(metadata: SomeTopics) -> None:

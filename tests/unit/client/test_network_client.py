@@ -57,13 +57,13 @@ def rig() -> ClientRig:
 
 
 def test_request_ends_with_its_response_and_one_callback(rig: ClientRig) -> None:
-    heard: list[ClientResponse] = []
-    request = rig.send(0, ASK, callback=heard.append)
+    received: list[ClientResponse] = []
+    request = rig.send(0, ASK, callback=received.append)
     assert rig.client.in_flight_request_count() == rig.client.in_flight_request_count("0") == 1
     assert rig.client.has_in_flight_requests("0")
     assert not rig.client.has_in_flight_requests("1")
     (response,) = rig.poll_until(lambda: not rig.client.has_in_flight_requests())
-    assert heard == [response]
+    assert received == [response]
     assert response.request is request
     assert response.body.producer_id == 1000
     assert response.version == 5
@@ -102,13 +102,13 @@ def test_callbacks_run_last_and_apart_from_each_other(rig: ClientRig, caplog: py
 
     rig.send(0, ASK, callback=broken)
     rig.poll()
-    heard: list[ClientResponse] = []
-    rig.send(0, ASK, callback=heard.append)
+    received: list[ClientResponse] = []
+    rig.send(0, ASK, callback=received.append)
     with caplog.at_level(logging.CRITICAL):
         rig.client.disconnect("0")
         rig.poll()
     assert in_flight_then == [0]
-    assert len(heard) == 1
+    assert len(received) == 1
 
 
 def test_request_without_response_is_done_when_sent(rig: ClientRig) -> None:
@@ -485,8 +485,8 @@ def test_late_loss_of_a_connection_that_we_closed_is_ignored(rig: ClientRig) -> 
 
 
 def test_moved_node_is_connected_at_its_new_address() -> None:
-    """Bug: each of two brokers that had changed places was taken for the other while the connections stood. Both
-    refused every record, although the metadata had the right leaders.
+    """Bug: two brokers had exchanged their addresses. Over its old connections the client took each for the other, and
+    both refused every record, although the metadata had the right leaders.
     """
     rig = ClientRig(2, ["t"])
     rig.await_metadata()
@@ -515,7 +515,7 @@ def test_disconnect_completes_requests_and_keeps_metadata(rig: ClientRig) -> Non
     assert not response.timed_out
     assert not rig.metadata.update_requested()
     rig.client.disconnect("0")
-    rig.client.disconnect("never heard of")
+    rig.client.disconnect("unknown")
     assert rig.poll() == []
 
 
@@ -529,17 +529,17 @@ def test_disconnect_of_a_lost_node_keeps_its_backoff(rig: ClientRig) -> None:
 
 
 def test_disconnect_returns_all_in_flight_requests_in_order(rig: ClientRig) -> None:
-    heard: list[ClientResponse] = []
+    received: list[ClientResponse] = []
     sent = []
     for timeout_ms in (30_000, 1_000):
-        sent.append(rig.send(0, ASK, timeout_ms=timeout_ms, callback=heard.append))
+        sent.append(rig.send(0, ASK, timeout_ms=timeout_ms, callback=received.append))
         rig.network.held.add(0)
         rig.poll()
     assert rig.client.in_flight_request_count("0") == 2
     rig.network.cut(0)
-    rig.poll_until(lambda: heard)
-    assert [response.request for response in heard] == sent
-    assert all(response.disconnected and not response.timed_out for response in heard)
+    rig.poll_until(lambda: received)
+    assert [response.request for response in received] == sent
+    assert all(response.disconnected and not response.timed_out for response in received)
     assert rig.client.in_flight_request_count() == 0
 
 
@@ -791,10 +791,10 @@ def test_every_request_ends_exactly_once_on_any_network(seed: int, caplog: pytes
         faults.wrong_correlation_id(), faults.truncate(2), faults.delay(2_000),
     ]  # fmt: skip
     sent: list[int] = []
-    heard: list[int] = []
+    received: list[int] = []
 
-    def hear(response: ClientResponse) -> None:
-        heard.append(response.request.correlation_id)
+    def receive(response: ClientResponse) -> None:
+        received.append(response.request.correlation_id)
 
     with caplog.at_level(logging.CRITICAL):
         for _ in range(400):
@@ -804,12 +804,12 @@ def test_every_request_ends_exactly_once_on_any_network(seed: int, caplog: pytes
                 rig.network.cut(rng.randrange(3))
             node = rig.node(rng.randrange(3))
             if rig.client.ready(node, rig.now_ms):
-                sent.append(rig.send(node.id, ASK, timeout_ms=1_000, callback=hear).correlation_id)
+                sent.append(rig.send(node.id, ASK, timeout_ms=1_000, callback=receive).correlation_id)
             rig.poll(rng.randrange(30))
         rig.poll_until(lambda: not rig.client.has_in_flight_requests())
         rig.poll()
     assert len(sent) > 60
-    assert sorted(heard) == sent
+    assert sorted(received) == sent
 
 
 # ---- which responses throttle ---------------------------------------------------------------------------------------
@@ -858,7 +858,7 @@ def losses(caplog: pytest.LogCaptureFixture) -> LossLog:
 
 def test_same_cause_is_logged_again_after_a_minute(losses: LossLog, caplog: pytest.LogCaptureFixture) -> None:
     for now_ms in range(0, PAUSE_MS + 1, PAUSE_MS // 10):
-        losses.tell(logging.ERROR, "1", f"answer {now_ms} is not the response", now_ms)
+        losses.log(logging.ERROR, "1", f"answer {now_ms} is not the response", now_ms)
     assert shown(caplog) == [
         "answer 0 is not the response",
         "answer 60000 is not the response (9 more of this node since the last such line)",
@@ -868,17 +868,17 @@ def test_same_cause_is_logged_again_after_a_minute(losses: LossLog, caplog: pyte
 
 def test_other_cause_and_other_node_are_logged_at_once(losses: LossLog, caplog: pytest.LogCaptureFixture) -> None:
     for node_id, text in (("1", "a"), ("1", "b"), ("2", "a"), ("1", "a")):
-        losses.tell(logging.WARNING, node_id, text, 0)
+        losses.log(logging.WARNING, node_id, text, 0)
     assert shown(caplog) == ["a", "b", "a"]
 
 
 def test_log_lines_of_ever_new_causes_are_limited(losses: LossLog, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(500):
-        losses.tell(logging.ERROR, "1", "x" * number, 0)
+        losses.log(logging.ERROR, "1", "x" * number, 0)
     assert len(shown(caplog)) == 8
 
 
 def test_lines_below_a_warning_are_not_limited(losses: LossLog, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
-        losses.tell(logging.INFO, "1", "closed", 0)
+        losses.log(logging.INFO, "1", "closed", 0)
     assert [record.levelno for record in caplog.records] == [logging.INFO] * 3

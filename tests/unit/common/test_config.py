@@ -109,7 +109,7 @@ def test_values_are_parsed(key: str, given: object, expected: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "given", "wanted"),
+    ("key", "given", "rule"),
     [
         ("acks", "2", "all, -1, 0, 1"),
         ("enable.idempotence", "yes", "true or false"),
@@ -137,11 +137,11 @@ def test_values_are_parsed(key: str, given: object, expected: object) -> None:
         ("bootstrap.servers", " , ", "at least one host:port"),
     ],
 )
-def test_malformed_value_is_refused_with_setting_and_remedy(key: str, given: object, wanted: str) -> None:
+def test_malformed_value_is_refused_with_setting_and_remedy(key: str, given: object, rule: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         ProducerConfig.from_mapping({**SERVERS, key: given})
     assert str(refusal.value).startswith(f"{key}={given!r} must ")
-    assert wanted in str(refusal.value)
+    assert rule in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_table_for_readers_has_a_row_for_every_key() -> None:
     assert rows["acks"].default == "all"
     assert rows["enable.idempotence"].default == "true"
     assert rows["transactional.id"].default == "none"
-    types = {"int", "long", "double", "string", "boolean", "list", "password", "function"}
+    types = {"int", "long", "double", "string", "boolean", "list", "password", "function or string"}
     assert all(row.doc and row.type in types for row in rows.values())
 
 

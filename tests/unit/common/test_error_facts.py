@@ -18,8 +18,8 @@ from spark_kafka_sink.common.errors import (
 
 
 def test_error_of_a_code_without_a_class_keeps_its_code() -> None:
-    told = error_for_code(ErrorCode.throttling_quota_exceeded).reworded("at node 1: no")
-    assert (type(told), told.error_code, str(told)) == (
+    reported = error_for_code(ErrorCode.throttling_quota_exceeded).reworded("at node 1: no")
+    assert (type(reported), reported.error_code, str(reported)) == (
         BrokerError,
         ErrorCode.throttling_quota_exceeded,
         "at node 1: no",
@@ -27,8 +27,9 @@ def test_error_of_a_code_without_a_class_keeps_its_code() -> None:
 
 
 def test_reworded_error_keeps_class_and_code() -> None:
-    told = ProducerFencedError().reworded("t-0: fenced")
-    assert (type(told), told.error_code, told.fatal) == (ProducerFencedError, ErrorCode.producer_fenced, True)
+    reported = ProducerFencedError().reworded("t-0: fenced")
+    assert type(reported) is ProducerFencedError
+    assert (reported.error_code, reported.fatal) == (ErrorCode.producer_fenced, True)
 
 
 def test_copied_error_equals_the_original() -> None:
@@ -70,8 +71,8 @@ def test_error_marked_fatal_stays_fatal_in_a_copy() -> None:
 def test_error_marked_not_retriable_is_not_retriable() -> None:
     """Bug: a caller that wrote a batch again after a retriable error wrote each row twice."""
     assert KafkaTimeoutError().reworded("late").retriable
-    told = KafkaTimeoutError().reworded("late", retriable=False)
-    for carried in (told, pickle.loads(pickle.dumps(told)), told.reworded("at node 1: late")):
+    reported = KafkaTimeoutError().reworded("late", retriable=False)
+    for carried in (reported, pickle.loads(pickle.dumps(reported)), reported.reworded("at node 1: late")):
         assert (type(carried), carried.retriable) == (KafkaTimeoutError, False)
     assert KafkaTimeoutError().retriable
     assert not ProducerFencedError().reworded("t-0: fenced").retriable

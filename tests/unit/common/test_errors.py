@@ -121,9 +121,9 @@ def test_error_without_text_shows_its_name() -> None:
 
 
 def test_text_of_a_broker_stays_on_one_line() -> None:
-    told = str(error_for_code(ErrorCode.invalid_record, "bad record\nERROR root logged in\x1b[2J" + "x" * 10_000))
-    assert told.startswith("bad record?ERROR root logged in?[2J")
-    assert len(told) < 600
+    reported = str(error_for_code(ErrorCode.invalid_record, "bad record\nERROR root logged in\x1b[2J" + "x" * 10_000))
+    assert reported.startswith("bad record?ERROR root logged in?[2J")
+    assert len(reported) < 600
     assert str(error_for_code(ErrorCode.throttling_quota_exceeded, "\r\n")) == "??"
     assert str(error_for_code(12_345, "\r\n")).endswith("It said: ??")
 

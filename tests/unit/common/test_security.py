@@ -106,7 +106,7 @@ def test_values_are_parsed(key: str, given: object, expected: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "given", "wanted"),
+    ("key", "given", "rule"),
     [
         ("security.protocol", "TLS", "one of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
         ("ssl.endpoint.identification.algorithm", "ldaps", "one of https, nothing"),
@@ -121,11 +121,11 @@ def test_values_are_parsed(key: str, given: object, expected: object) -> None:
         ("sasl.login.refresh.window.jitter", "0.26", "between 0.0 and 0.25"),
     ],
 )
-def test_malformed_value_is_refused_with_setting_and_remedy(key: str, given: object, wanted: str) -> None:
+def test_malformed_value_is_refused_with_setting_and_remedy(key: str, given: object, rule: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         config(**{key: given})
     assert str(refusal.value).startswith(f"{key}={given!r} must ")
-    assert wanted in str(refusal.value)
+    assert rule in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_pem_text_as_a_path_names_the_right_setting() -> None:
 
 @pytest.mark.parametrize("key", ["ssl.keystore.location", "ssl.truststore.location"])
 def test_pem_text_given_as_path_is_refused_and_not_shown(key: str) -> None:
-    wanted = rf"^{re.escape(key)}=\*\*\* must be the path of a file; PEM text goes into ssl\.truststore\.certif"
-    with pytest.raises(ConfigError, match=wanted) as refusal:
+    rule = rf"^{re.escape(key)}=\*\*\* must be the path of a file; PEM text goes into ssl\.truststore\.certif"
+    with pytest.raises(ConfigError, match=rule) as refusal:
         config(**{key: f"{KEY}\n{CERTIFICATE}"})
     assert "hunter2" not in str(refusal.value)
     with pytest.raises(ConfigError, match="must not be empty"):
@@ -280,7 +280,7 @@ def test_pem_text_given_as_path_is_refused_and_not_shown(key: str) -> None:
                 "sasl_mechanism": "OAUTHBEARER",
                 "sasl_oauthbearer_token_provider": "os.system",
             },
-            "not its name",
+            "or its name as module:function",
         ),
         *(
             (
@@ -335,7 +335,7 @@ def test_token_endpoint_with_a_usual_host_is_accepted(host: str) -> None:
 
 
 @pytest.mark.parametrize("mechanism", list(security._LOGIN_MODULES))
-def test_only_mechanisms_that_hide_credentials_go_without_tls(mechanism: str) -> None:
+def test_only_mechanisms_that_hide_credentials_work_without_tls(mechanism: str) -> None:
     """Bug: AWS_MSK_IAM sent its token over SASL_PLAINTEXT."""
     needed: dict[str, dict[str, Any]] = {
         "PLAIN": {"sasl_jaas_config": PLAIN},
@@ -450,8 +450,21 @@ def test_token_function_is_not_shown() -> None:
     given: Any = functools.partial(dict, client_secret="hunter2")
     made = config(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", sasl_oauthbearer_token_provider=given)
     assert "hunter2" not in repr(made) + str(made.canonical())
-    with pytest.raises(ConfigError, match=r"token\.provider=\*\*\* must be a Python function"):
+    with pytest.raises(ConfigError, match=r"token\.provider=\*\*\* must be a Python function, or its name as"):
         config(sasl_oauthbearer_token_provider="hunter2.the-token")
+
+
+def test_function_by_its_name_is_checked_but_not_imported() -> None:
+    given = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}
+    made = config(**given, sasl_oauthbearer_token_provider="no_such_module:token")
+    again = config(**given, sasl_oauthbearer_token_provider=" no_such_module:token")
+    assert made.canonical() == pickle.loads(pickle.dumps(made)).canonical() == again.canonical()
+    with pytest.raises(ConfigError, match="both given"):
+        config(
+            **given,
+            sasl_oauthbearer_token_provider="no_such_module:token",
+            sasl_oauthbearer_token_endpoint_url="https://login.example/",
+        )
 
 
 def test_configuration_shows_no_secret_and_pickles_them() -> None:

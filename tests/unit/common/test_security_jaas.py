@@ -40,7 +40,7 @@ def test_jaas_config_in_javas_forms_is_read(text: str, username: str | None, pas
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("hunter2", "login module"),
         ("", "login module"),
@@ -57,8 +57,8 @@ def test_jaas_config_in_javas_forms_is_read(text: str, username: str | None, pas
         (f'{PLAIN} required "a\nhunter2"="b";', "quotation mark"),
     ],
 )
-def test_jaas_config_that_java_refuses_or_without_meaning_is_refused(text: str, wanted: str) -> None:
-    with pytest.raises(RefusalError, match=wanted) as refusal:
+def test_jaas_config_that_java_refuses_or_without_meaning_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(RefusalError, match=expected) as refusal:
         parse_jaas_config(text)
     assert "hunter2" not in str(refusal.value)
 

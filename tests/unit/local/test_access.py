@@ -102,7 +102,7 @@ def test_permission_is_revoked_when_no_server_shows_it(monkeypatch: pytest.Monke
     ("change", "answers", "text"),
     [
         (lambda to: to.grant(WRITE), {"CreateAcls": results(FINE), "DescribeAcls": shown()}, "is not granted"),
-        (lambda to: to.revoke(WRITE), {"DeleteAcls": results(FINE), "DescribeAcls": shown(1)}, "still holds"),
+        (lambda to: to.revoke(WRITE), {"DeleteAcls": results(FINE), "DescribeAcls": shown(1)}, "is still granted"),
         (
             lambda to: to.set_password("a", "b"),
             {"AlterUserScramCredentials": results(FINE), "DescribeUserScramCredentials": passwords(2)},

@@ -46,7 +46,7 @@ class Maker:
     def _stepped(self, step: str) -> Callable[..., None]:
         return lambda *_: self.steps.append(step)
 
-    def _begin_start(self, *, write_archive: Path) -> None:
+    def begin_start(self, *, write_archive: Path) -> None:
         self.steps.append("begin_start")
         if self.wrote:
             write_archive.write_text(self.wrote)
@@ -57,7 +57,7 @@ class Maker:
 @pytest.fixture
 def maker(monkeypatch: pytest.MonkeyPatch) -> Maker:
     made = Maker(monkeypatch)
-    monkeypatch.setattr(Node, "begin_start", lambda _, **given: made._begin_start(**given))
+    monkeypatch.setattr(Node, "begin_start", lambda _, **given: made.begin_start(**given))
     return made
 
 
@@ -134,8 +134,8 @@ def test_java_that_makes_no_archive_starts_without_one(
     assert maker.steps.count("begin_start") == 1
     assert maker.ended == ["watchdog", "port", "port"]
     assert len(archives(cache)) == 1
-    told = f"No class archive with {jvm.java.path} 21.0.1: no such flag"
-    assert (told in capsys.readouterr().err) == (way == "fails")
+    reported = f"No class archive with {jvm.java.path} 21.0.1: no such flag"
+    assert (reported in capsys.readouterr().err) == (way == "fails")
 
 
 @pytest.mark.parametrize("can_say", [True, False])

@@ -33,7 +33,7 @@ def test_major_version_is_read_from_old_and_new_schemes(version: str, major: int
     assert major_version(version) == major
 
 
-def test_java_home_goes_before_path(tmp_path: Path) -> None:
+def test_java_home_wins_over_path(tmp_path: Path) -> None:
     chosen = install(tmp_path / "home" / "bin", says("21.0.2"))
     install(tmp_path / "path", says("17.0.1"))
     java = find_java({"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "path")})

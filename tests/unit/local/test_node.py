@@ -76,7 +76,7 @@ class Bench:
         self.now_s += s
         self.at_sleep()
 
-    def _broker_ids(self, server: str) -> set[int]:
+    def broker_ids(self, server: str) -> set[int]:
         assert server == "127.0.0.1:9092"
         if isinstance(self.living, OSError):
             raise self.living
@@ -95,7 +95,7 @@ class Bench:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     made = Bench(monkeypatch, tmp_path)
-    monkeypatch.setattr(Admin, "broker_ids", lambda _, server: made._broker_ids(server))
+    monkeypatch.setattr(Admin, "broker_ids", lambda _, server: made.broker_ids(server))
     return made
 
 
@@ -228,7 +228,7 @@ def test_suspended_node_has_stopped_and_can_be_killed(monkeypatch: pytest.Monkey
         node.begin_start()
         assert not node.suspended
         node.suspend()
-        node.suspend()  # bug: it waited for ever, because a stop is reported once
+        node.suspend()  # bug: it waited forever, because a stop is reported once
         assert state_of(node.pid) == "T"
         assert node.running
         assert node.suspended

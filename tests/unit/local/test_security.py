@@ -19,7 +19,7 @@ SECURITY = BrokerSecurity(
     listeners={"MTLS": "SSL", "SASL_SSL": "SASL_SSL"},
     keystore=STORE,
     truststore=STORE,
-    certificate_wanted=frozenset({"MTLS"}),
+    requires_certificate=frozenset({"MTLS"}),
     mechanisms=("PLAIN", "SCRAM-SHA-256"),
     users={"al": 'p,"=\\'},
 )
@@ -143,7 +143,7 @@ def test_listener_properties_cannot_be_overridden(name: str) -> None:
         ({"listeners": {"mtls": "SSL"}, "keystore": Path("k")}, "in capitals"),
         ({"listeners": {"PLAINTEXT": "SSL"}, "keystore": Path("k")}, "not one of CONTROLLER, PLAINTEXT"),
         (
-            {"listeners": {"SSL": "SSL"}, "keystore": Path("k"), "certificate_wanted": frozenset({"SSL"})},
+            {"listeners": {"SSL": "SSL"}, "keystore": Path("k"), "requires_certificate": frozenset({"SSL"})},
             "needs a `truststore`",
         ),
         ({"listeners": {"SASL": "SASL_PLAINTEXT"}, "mechanisms": ("GSSAPI",)}, "needs `kerberos`"),

@@ -133,7 +133,7 @@ def test_frame_sent_in_pieces_arrives_in_order() -> None:
     assert channel.write() is None
 
 
-def test_more_buffers_than_one_call_takes_go_in_several() -> None:
+def test_buffers_beyond_one_call_are_sent_in_several() -> None:
     transport = ScriptedTransport(room=[10**6] * 3)
     channel = channel_over(transport)
     channel.send = NetworkSend("7", [memoryview(bytes([index % 256])) for index in range(2500)])

@@ -1,4 +1,6 @@
-"""A channel with an authenticator: when its frames go and when the client's, and who gets a frame that arrives."""
+"""A channel with an authenticator: when it sends the authenticator's frames and the client's, and who gets a received
+frame.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ class Authenticator:
         self.is_complete = False
         self.due_ms: int | None = None
         self.outgoing: list[memoryview] | None = None
-        self.heard: list[bytes] = []
+        self.frames: list[bytes] = []
 
     def begin(self) -> None:
         self.is_complete = False
@@ -39,7 +41,7 @@ class Authenticator:
         return taken
 
     def receive(self, payload: bytes, now_ms: int) -> None:
-        self.heard.append(bytes(payload))
+        self.frames.append(bytes(payload))
         if payload == b"refused!":
             raise SaslAuthenticationError("refused")
         self.is_complete = True
@@ -166,7 +168,7 @@ def test_connection_closed_before_login_names_the_listener(
 
 def test_frames_before_the_login_go_to_the_authenticator(channel: Channel, authenticator: Authenticator) -> None:
     assert channel.take(NetworkReceive("1", IN_FLIGHT), 0)
-    assert authenticator.heard == [IN_FLIGHT]
+    assert authenticator.frames == [IN_FLIGHT]
 
 
 def test_renewal_holds_sends_and_reads_in_flight_responses(

@@ -40,7 +40,7 @@ def test_version_1_needs_a_partition_added_before_a_write() -> None:
     bench = CoordinatorBench(version=1)
     open_ = bench.raw.begin("id")
     with pytest.raises(InvalidTxnStateError):
-        bench.raw._produce(open_, PLACE, ("early",))
+        bench.raw.produce(open_, PLACE, ("early",))
     bench.raw.write(open_, PLACE, "in time")
     assert bench.commit(open_).status is EndTxnStatus.DONE
     assert values(bench) == [b"in time"]

@@ -57,14 +57,14 @@ def distrust(code: int, message: str) -> ssl.SSLCertVerificationError:
     [
         (distrust(62, "hostname mismatch"), SslAuthenticationError, "its certificate is not for h.example."),
         (distrust(64, "IP address mismatch"), SslAuthenticationError, "its certificate is not for h.example."),
-        (distrust(10, "certificate has expired"), SslAuthenticationError, "has expired. Have it renewed"),
+        (distrust(10, "certificate has expired"), SslAuthenticationError, "has expired. Renew it"),
         (distrust(9, "not yet valid"), SslAuthenticationError, "not valid yet"),
         (distrust(18, "self-signed certificate"), SslAuthenticationError, "(self-signed certificate). Put that"),
         *(
-            (distrust(code, "no issuer"), SslAuthenticationError, "an authority that we do not know (no issuer). Put")
+            (distrust(code, "no issuer"), SslAuthenticationError, "an unknown authority (no issuer). Put")
             for code in (2, 7, 19, 20, 21)
         ),
-        (distrust(66, "key too weak"), SslAuthenticationError, "does not do (key too weak)"),
+        (distrust(66, "key too weak"), SslAuthenticationError, "is not valid (key too weak)"),
         (error_of("WRONG_VERSION_NUMBER"), SslAuthenticationError, "does not speak TLS"),
         *(
             (error_of(reason), SslAuthenticationError, "does not speak TLS")
@@ -132,7 +132,7 @@ def alert(number: int) -> ssl.SSLError:
 def test_each_alert_against_our_certificate_is_final_whenever_it_comes(number: int) -> None:
     for failure in (handshake_failure(alert(number), NODE, "h.example", True), later_failure(alert(number), NODE)):
         assert type(failure) is SslAuthenticationError
-        assert "refuses our certificate (" in str(failure)
+        assert "refuses this client's certificate (" in str(failure)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_each_alert_against_our_certificate_is_final_whenever_it_comes(number: i
         (40, SslAuthenticationError, "in common with us (sslv3 alert handshake failure)"),
         (70, SslAuthenticationError, "in common with us (tlsv1 alert protocol version)"),
         (71, SslAuthenticationError, "in common with us (tlsv1 alert insufficient security)"),
-        (80, DisconnectError, "broke the TLS handshake off (tlsv1 alert internal error)"),
-        (90, DisconnectError, "broke the TLS handshake off (tlsv1 alert user cancelled)"),
-        (112, SslAuthenticationError, "knows nothing of the name by which we connect"),
+        (80, DisconnectError, "ended the TLS handshake (tlsv1 alert internal error)"),
+        (90, DisconnectError, "ended the TLS handshake (tlsv1 alert user cancelled)"),
+        (112, SslAuthenticationError, "does not know the host name that this client uses"),
         (47, SslAuthenticationError, "the TLS handshake failed (sslv3 alert illegal parameter)"),
     ],
 )
@@ -191,9 +191,9 @@ def test_failure_behind_good_bytes_is_raised_by_the_next_read() -> None:
 class WantsAfterThree(BrokenAfterThree):
     """Moves three bytes, then needs the socket first."""
 
-    def __init__(self, wanted: type[ssl.SSLError]) -> None:
+    def __init__(self, expected: type[ssl.SSLError]) -> None:
         super().__init__()
-        self.wanted = wanted
+        self.expected = expected
 
     def send(self, buffer: memoryview) -> int:
         return self._three()
@@ -204,16 +204,16 @@ class WantsAfterThree(BrokenAfterThree):
     def _three(self) -> int:
         self.calls += 1
         if self.calls > 1:
-            raise self.wanted
+            raise self.expected
         return 3
 
 
-@pytest.mark.parametrize("wanted", [ssl.SSLWantReadError, ssl.SSLWantWriteError])
+@pytest.mark.parametrize("expected", [ssl.SSLWantReadError, ssl.SSLWantWriteError])
 @pytest.mark.parametrize("is_sending", [True, False])
-def test_openssl_that_needs_the_socket_first_is_not_a_failure(wanted: type[ssl.SSLError], is_sending: bool) -> None:
-    """To write in order to read, and the reverse, when a peer changes keys."""
+def test_openssl_that_needs_the_socket_first_is_not_a_failure(expected: type[ssl.SSLError], is_sending: bool) -> None:
+    """A read may require a write, and the reverse, when a peer changes keys."""
     address = Address(socket.AF_INET, ("127.0.0.1", 1), "localhost")
-    transport = TlsTransport(address, "Node 1", -1, -1, cast("ssl.SSLContext", WantsAfterThree(wanted)))
+    transport = TlsTransport(address, "Node 1", -1, -1, cast("ssl.SSLContext", WantsAfterThree(expected)))
     buffer = memoryview(bytearray(10))
     counts = [transport.sendmsg([buffer]) if is_sending else transport.recv_into(buffer) for _ in range(2)]
     assert counts == [3, WOULD_BLOCK]

@@ -30,15 +30,7 @@ PASSWORD = "hunter2"
 
 def settings_of(**settings: Any) -> ProducerConfig:
     """Return settings with underscores for dots, added to those that trust AUTHORITY. None removes a setting."""
-    given = {key.replace("_", "."): value for key, value in settings.items()}
-    return ProducerConfig.from_mapping(
-        {
-            "bootstrap.servers": "localhost:1",
-            "security.protocol": "SSL",
-            "ssl.truststore.certificates": AUTHORITY.certificate_pem,
-            **given,
-        }
-    )
+    return ProducerConfig.from_mapping(AUTHORITY.settings(**settings))
 
 
 def context_of(**settings: Any) -> ssl.SSLContext:
@@ -55,7 +47,7 @@ def test_certificates_and_names_are_verified_by_default(caplog: pytest.LogCaptur
     assert context.options & ssl.OP_NO_RENEGOTIATION
     assert context.options & ssl.OP_NO_COMPRESSION
     unchecked = context_of(ssl_endpoint_identification_algorithm="")
-    assert "any host with a certificate of a trusted authority passes for a broker" in caplog.text
+    assert "any host with a certificate of a trusted authority is accepted as a broker" in caplog.text
     assert unchecked.verify_mode is ssl.CERT_REQUIRED
     assert not unchecked.check_hostname
 

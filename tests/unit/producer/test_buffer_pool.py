@@ -19,7 +19,7 @@ JOIN_S = 5
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Spin until the condition holds, which other threads bring about."""
+    """Spin until other threads have made the condition true."""
     deadline = time.monotonic() + JOIN_S
     while not condition():
         assert time.monotonic() < deadline
@@ -65,7 +65,7 @@ def test_exchange_for_more_succeeds_without_free_memory() -> None:
     assert pool.available_memory == 0
     with pytest.raises(BufferExhaustedError):
         pool.allocate(1, 0, Grant())
-    with pytest.raises(BufferExhaustedError):  # a send that waits, and gives up, takes nothing
+    with pytest.raises(BufferExhaustedError):  # a send that waits and gives up takes no memory
         pool.allocate(1, 10, Grant())
     give_back(pool, 50)
     pool.take_back(grant)
@@ -85,7 +85,7 @@ def test_exchange_for_less_wakes_a_waiting_send() -> None:
 
 def test_more_than_the_whole_pool_is_refused_with_the_option() -> None:
     pool = BufferPool(100, FakeClock())
-    pool.allocate(100, 0, Grant())  # the last byte may be had
+    pool.allocate(100, 0, Grant())  # the last byte may be taken
     with pytest.raises(RecordTooLargeError, match=r"101 bytes .* buffer\.memory=100"):
         pool.allocate(101, 1_000, Grant())
 
@@ -98,7 +98,7 @@ def test_wait_ends_at_max_block_ms_and_takes_no_memory() -> None:
     with pytest.raises(BufferExhaustedError, match=r"buffer\.memory=100 .* max\.block\.ms=250"):
         pool.allocate(50, 250, Grant())
     assert clock.now_ms() - before_ms == 250
-    assert pool.available_memory == 30  # what was gathered meanwhile came back
+    assert pool.available_memory == 30  # the memory collected meanwhile came back
     assert pool.queued == 0
     assert pool.waits.read(clock.now_ms()).total.wait_ms == 250
 
@@ -175,7 +175,7 @@ def test_no_caller_overtakes_before_the_first_wakes() -> None:
         with pytest.raises(BufferExhaustedError):
             pool.allocate(10, 0, Grant())
         with pytest.raises(BufferExhaustedError):
-            pool.allocate(10, 50, Grant())  # waits behind the first, and takes nothing that comes free meanwhile
+            pool.allocate(10, 50, Grant())  # waits behind the first, and takes no memory that becomes free meanwhile
         give_back(pool, 20)
 
     clock.on_wait = come_between
@@ -198,7 +198,7 @@ def test_small_request_does_not_overtake_a_waiting_one() -> None:
 
 
 def test_next_caller_gets_the_memory_of_one_that_gives_up() -> None:
-    # With 40 bytes gathered the first waits for 50 and gives up; the second then has its 30 of them.
+    # With 40 bytes collected the first waits for 50 and gives up; the second then gets its 30 of them.
     pool = BufferPool(100, SystemClock())
     pool.allocate(60, 0, Grant())
     served: list[str] = []
@@ -241,7 +241,7 @@ def test_memory_in_parts_does_not_extend_the_wait() -> None:
 
 
 def test_many_threads_are_all_served_and_give_everything_back() -> None:
-    """BufferPoolTest.testStressfulSituation: ten threads want twice what there is, in pieces of all sizes."""
+    """BufferPoolTest.testStressfulSituation: ten threads need twice the memory of the pool, in pieces of all sizes."""
     waits: list[None] = []
     pool = BufferPool(5 * 1_024, SystemClock(), lambda: waits.append(None))
     failures: list[BaseException] = []
@@ -253,11 +253,11 @@ def test_many_threads_are_all_served_and_give_everything_back() -> None:
             for _ in range(300):
                 size, grant = rng.randrange(1, 2 * 1_024), Grant()
                 pool.allocate(size, JOIN_S * 1_000, grant)
-                most[0] = max(most[0], pool.total_memory - pool._available)
+                most[0] = max(most[0], pool.total_memory - pool.available_memory)
                 assert grant.size == size
-                time.sleep(0)  # the others' turn
+                time.sleep(0)  # lets the other threads run
                 give_back(pool, size)
-        except BaseException as error:  # a thread's own would be lost
+        except BaseException as error:  # memory of this thread would be lost
             failures.append(error)
 
     threads = [threading.Thread(target=run, args=(seed,), daemon=True) for seed in range(10)]
@@ -294,7 +294,7 @@ def test_shared_memory_goes_back_with_its_last_holder() -> None:
     for holder in ("b", "b", "c"):
         allocation.hold(holder)
     allocation.release("a")
-    allocation.release("a")  # as after a fault
+    allocation.release("a")  # as after an internal error
     allocation.release("b")
     assert given_back == []
     allocation.release("c")

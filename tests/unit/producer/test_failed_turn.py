@@ -1,4 +1,4 @@
-"""A turn of the Sender that fails by a fault of our own: calls that time out afterwards get the cause."""
+"""A turn of the Sender that fails by an internal error: calls that time out afterwards get the cause."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 from support.producer_harness import TOPIC, ProducerHarness
+from support.threaded_producer import sender_thread
 from support.transaction_harness import TransactionHarness
 
 from spark_kafka_sink.common.clock import SystemClock
@@ -33,10 +34,10 @@ def breaks(timeout_ms: int, now_ms: int) -> NoReturn:
 
 
 def broken(harness: ProducerHarness) -> ProducerHarness:
-    """From now on each turn fails, as the Sender's thread would see it."""
+    """Make each turn fail from now on, as the Sender's thread would see it."""
     harness.client.poll = breaks
-    harness.clock.on_wait = lambda _: harness.producer.sender._run_safely()
-    harness.producer.sender._run_safely()
+    harness.clock.on_wait = lambda _: harness.turn_of_thread()
+    harness.turn_of_thread()
     return harness
 
 
@@ -48,7 +49,7 @@ def with_a_record_on_its_way() -> ProducerHarness:
     return harness
 
 
-def assert_told(error: BaseException | None) -> None:
+def assert_reported(error: BaseException | None) -> None:
     assert isinstance(error, KafkaTimeoutError)
     assert isinstance(error.__cause__, AttributeError)
     assert str(error).endswith(f" ms ago a turn of its Sender thread failed with AttributeError: {FAULT}")
@@ -66,17 +67,17 @@ def test_in_a_wait_for_metadata(call: str) -> None:
         KafkaTimeoutError, match=r"^No broker of bootstrap\.servers=.* within max\.block\.ms=2000"
     ) as caught:
         calls[call]()
-    assert_told(caught.value)
+    assert_reported(caught.value)
 
 
 def test_in_a_wait_for_memory() -> None:
     harness = broken(with_a_record_on_its_way())
     error = harness.send(bytes(700)).error
     assert isinstance(error, BufferExhaustedError)
-    assert_told(error)
+    assert_reported(error)
     with pytest.raises(BufferExhaustedError, match=r"^buffer\.memory=1000 stayed full") as caught:
         harness.send_columns(RecordColumns.from_rows([bytes(700)]))
-    assert_told(caught.value)
+    assert_reported(caught.value)
 
 
 @pytest.mark.parametrize("timeout", [0, None])
@@ -85,7 +86,7 @@ def test_in_a_flush(timeout: float | None) -> None:
     harness = broken(with_a_record_on_its_way())
     with pytest.raises(KafkaTimeoutError, match=r"^Records were still on their way") as caught:
         harness.producer.flush(timeout)
-    assert_told(caught.value)
+    assert_reported(caught.value)
 
 
 def test_in_a_wait_for_a_transaction() -> None:
@@ -94,7 +95,7 @@ def test_in_a_wait_for_a_transaction() -> None:
     broken(harness)
     with pytest.raises(KafkaTimeoutError, match="did not end within") as caught:
         harness.producer.commit_transaction()
-    assert_told(caught.value)
+    assert_reported(caught.value)
 
 
 def test_errors_without_a_failed_turn_get_no_hint() -> None:
@@ -137,7 +138,7 @@ def test_a_thread_that_is_made_to_exit_settles_everything_before() -> None:
     with pytest.raises(SystemExit):
         harness.producer.sender.run()
     assert isinstance(delivery.error, ProducerClosedError)
-    assert "lost its thread to SystemExit" in str(delivery.error)
+    assert "was ended by SystemExit" in str(delivery.error)
     assert harness.memory_in_use == 0
     assert harness.selector.connection_ids == []
     with pytest.raises(ProducerClosedError):
@@ -166,7 +167,7 @@ def test_transaction_does_not_wait_for_ended_thread(call: str) -> None:
     with pytest.raises(SystemExit):
         harness.producer.sender.run()
     began_ms = harness.now_ms
-    with pytest.raises(ProducerClosedError, match="lost its thread to SystemExit"):
+    with pytest.raises(ProducerClosedError, match="was ended by SystemExit"):
         getattr(harness.producer, call)()
     assert harness.now_ms == began_ms
 
@@ -202,7 +203,7 @@ def test_flush_does_not_wait_for_ended_thread() -> None:
 
 
 class Watched(SystemClock):
-    """Only a Sender whose turn has failed sleeps."""
+    """Sleeps only after a failed turn of the Sender."""
 
     def __init__(self) -> None:
         self.slept = threading.Event()
@@ -222,7 +223,6 @@ def test_failed_turn_is_logged_and_producer_not_reused(
         assert clock.slept.wait(5)
         del producer.sender.run_once
         assert producer.has_failed
-        assert producer._thread is not None
-        assert producer._thread.is_alive()
-    assert not producer._thread.is_alive()
+        thread = sender_thread(producer)
+    assert not thread.is_alive()
     assert FAULT in caplog.text

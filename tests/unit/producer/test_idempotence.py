@@ -25,7 +25,6 @@ from spark_kafka_sink.common.errors import (
     ClusterAuthorizationError,
     ConcurrentTransactionsError,
     CoordinatorLoadInProgressError,
-    DuplicateSequenceError,
     InvalidRecordError,
     InvalidRequestError,
     KafkaError,
@@ -54,13 +53,13 @@ def send_all(harness: ProducerHarness, count: int, start: int = 0) -> list[Deliv
 
 
 def stored(harness: ProducerHarness, partition: int = 0) -> list[tuple[int, int]]:
-    """(epoch, base sequence) of every batch in the log."""
+    """Return (epoch, base sequence) of every batch in the log."""
     log = harness.cluster.log(TOPIC, partition)
     return [(batch.header.producer_epoch, batch.header.base_sequence) for batch in log.batches]
 
 
 def attempts(harness: ProducerHarness) -> list[tuple[int, int]]:
-    """(epoch, base sequence) of every batch that the broker was sent."""
+    """Return (epoch, base sequence) of every batch that was sent to the broker."""
     headers = [
         check_batch(bytes(data.records))
         for exchange in harness.cluster.requests_of(ApiKey.PRODUCE)
@@ -109,7 +108,7 @@ def test_without_idempotence_there_is_no_id_and_no_sequence() -> None:
         faults.close_before(),
     ],
 )
-def test_a_producer_id_is_asked_for_until_it_comes(fault: faults.Hook) -> None:
+def test_producer_id_is_requested_until_it_comes(fault: faults.Hook) -> None:
     harness = ProducerHarness(ONE_EACH)
     harness.cluster.on(ApiKey.INIT_PRODUCER_ID, fault, times=3)
     delivery = harness.send(b"v")
@@ -117,7 +116,7 @@ def test_a_producer_id_is_asked_for_until_it_comes(fault: faults.Hook) -> None:
     harness.settle()
     assert delivery.error is None
     assert len(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) == 4
-    assert harness.now_ms - start_ms >= 500  # 100, 200, 400 ms, each less a fifth
+    assert harness.now_ms - start_ms >= 500  # 100, 200, 400 ms, each minus 20 %
 
 
 def test_ungranted_producer_id_is_requested_with_the_next_send() -> None:
@@ -163,14 +162,14 @@ def test_producer_id_refused_before_any_send_fails_no_send() -> None:
 
 
 def test_refused_renewal_of_the_producer_id_keeps_sent_batches() -> None:
-    """Its retries keep their numbers, so that nothing is doubled, and wait until the right is back."""
+    """Its retries keep their numbers, so that no record is duplicated, and wait until the right is granted again."""
     harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, faults.lose_response())
     harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ClusterAuthorizationError), times=3)
     (sent,) = send_all(harness, 1)
     harness.run_until(lambda: len(attempts(harness)) == 1)
     identity = harness.identity
-    identity.producer = NO_PRODUCER  # as where the epochs are used up
+    identity.producer = NO_PRODUCER  # as after the last epoch
     harness.settle()
     assert sent.error is None
     assert harness.values() == values(1)
@@ -199,7 +198,7 @@ def test_answer_without_a_producer_id_is_retried_after_the_backoff() -> None:
     harness.settle()
     assert delivery.error is None
     assert len(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) == 4
-    assert harness.now_ms - start_ms >= 500  # 100, 200, 400 ms, each less a fifth
+    assert harness.now_ms - start_ms >= 500  # 100, 200, 400 ms, each minus 20 %
 
 
 def test_authentication_failure_without_producer_id_is_fatal() -> None:
@@ -214,7 +213,7 @@ def test_authentication_failure_without_producer_id_is_fatal() -> None:
 def test_producer_id_after_a_refusal_of_another_node_is_ignored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Bug: the answer raised IllegalStateError, whose traceback was the last that an operator saw of the refusal."""
+    """Bug: the answer raised IllegalStateError. Its traceback hid the refusal from the operator."""
     harness = ProducerHarness(ONE_EACH)
     harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.delay(500))
     delivery = harness.send(b"v")
@@ -255,7 +254,7 @@ def test_refusal_of_a_granted_producer_id_explains_no_later_error() -> None:
     harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(CoordinatorLoadInProgressError))
     harness.run_until(lambda: identity.reason_to_wait(PLACE))
     harness.run_until(lambda: identity.producer.is_valid)
-    identity.producer = NO_PRODUCER  # the next one is asked for, and nothing was answered yet
+    identity.producer = NO_PRODUCER  # the next one is requested, and has no answer yet
     assert identity.reason_to_wait(PLACE) is None
 
 
@@ -314,7 +313,7 @@ def test_retry_with_later_batches_in_flight_blocks_new_batches() -> None:
 
 
 def forget_and_refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: Callable[[], Answer]) -> Answer:
-    """The topic is deleted, and there again."""
+    """Delete the topic and create it again."""
     cluster.delete_topic(TOPIC)
     cluster.create_topic(TOPIC)
     return faults.fail_with(UnknownTopicOrPartitionError)(cluster, exchange, proceed)
@@ -332,8 +331,8 @@ def forget_and_refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: Cal
     ],
 )
 def test_any_of_five_batches_fails_and_all_arrive_in_order(which: int, error_code: int) -> None:
-    """Rows 16, 23, 26 with five in flight: what followed the failed one meets OUT_OF_ORDER_SEQUENCE and waits its
-    turn; no new epoch begins for it (row 27).
+    """Rows 16, 23, 26 with five in flight: batches after the failed one get OUT_OF_ORDER_SEQUENCE and wait; no new
+    epoch begins for that (row 27).
     """
     harness = warm(ONE_EACH)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(error_code), skip=which)
@@ -405,7 +404,7 @@ def test_out_of_order_for_good_fails_at_the_delivery_timeout() -> None:
     harness.settle()
     assert isinstance(delivery.error, (KafkaTimeoutError, OutOfOrderSequenceError))
     assert delivery.took_ms <= 11_000
-    assert harness.identity.producer.epoch <= 2  # one that did not help, one after giving up
+    assert harness.identity.producer.epoch <= 2  # one that did not help, one after the batch was given up
     harness.cluster.scripts.clear()
     later = harness.send(b"later")
     harness.settle()
@@ -414,7 +413,7 @@ def test_out_of_order_for_good_fails_at_the_delivery_timeout() -> None:
 
 
 def test_gap_among_renumbered_batches_begins_a_new_epoch() -> None:
-    """After the new epoch the first of them is given up; those behind it meet the gap that it leaves."""
+    """After the new epoch the first of them is given up, which leaves a gap before the others."""
     harness = warm(SHORT)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(OutOfOrderSequenceError))
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(InvalidRecordError), skip=2)
@@ -428,7 +427,7 @@ def test_gap_among_renumbered_batches_begins_a_new_epoch() -> None:
 
 
 def test_gap_after_data_loss_in_the_new_epoch_begins_another() -> None:
-    """The first of those that have begun again is acknowledged, and the next leader does not have it."""
+    """The first batch with a new number is acknowledged, and the next leader does not have it."""
     harness = warm(SHORT)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(OutOfOrderSequenceError))
     log = harness.cluster.log(TOPIC, 0)
@@ -436,9 +435,9 @@ def test_gap_after_data_loss_in_the_new_epoch_begins_another() -> None:
     def lose_the_last(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
         if stored(harness)[-1:] == [(1, 0)] and len(kept) == 1:
             kept.append(log.batches.pop())
-            log._producers.update(known)
+            log.producers.update(known)
         else:
-            known.update(copy.deepcopy(log._producers))
+            known.update(copy.deepcopy(log.producers))
         return proceed()
 
     known: dict[int, Any] = {}
@@ -485,19 +484,6 @@ def test_batches_of_older_epoch_finish_before_new_ones() -> None:
     assert stored(harness, 1) == [(0, 0), (0, 1), (1, 0)]
 
 
-# ---- row 28 ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_duplicate_is_success_without_an_offset() -> None:
-    harness = warm(ONE_EACH)
-    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(DuplicateSequenceError))
-    delivery = harness.send(b"v")
-    harness.settle()
-    assert delivery.error is None
-    assert delivery.metadata is not None
-    assert delivery.metadata.offset == -1
-
-
 # ---- row 29: the broker lost its producer state ----------------------------------------------------------------------
 
 
@@ -542,7 +528,7 @@ def test_several_unknown_producer_ids_begin_one_new_epoch() -> None:
 
 
 def test_an_expired_producer_id_is_not_noticed() -> None:
-    """The broker forgets the producer between two batches and takes any sequence from it."""
+    """The broker forgets the producer between two batches and accepts any sequence from it."""
     harness = warm(ONE_EACH)
     harness.cluster.log(TOPIC, 0).forget_producers()
     deliveries = send_all(harness, 4)
@@ -570,7 +556,7 @@ def test_expired_batch_in_flight_holds_later_batches_back() -> None:
 
 def test_no_new_batch_follows_batches_behind_an_abandoned_one() -> None:
     harness = warm(ONE_EACH)
-    send_all(harness, 1)  # which is acknowledged: not that is waited for
+    send_all(harness, 1)  # which is acknowledged, so the producer does not wait for it
     harness.settle()
     identity = harness.identity
     given_up, behind_it, new = (ProducerBatch(PLACE, 0, 100, harness.now_ms) for _ in range(3))
@@ -606,7 +592,7 @@ def test_expired_batch_that_was_written_needs_no_new_epoch() -> None:
 
 
 def test_batches_behind_an_expired_one_arrive_once_in_order() -> None:
-    """The first was refused again and again; the second meets the gap."""
+    """The first was refused again and again; the second is refused for the gap."""
     harness = warm(SHORT)
     rejected = {b"0"}
 
@@ -627,7 +613,7 @@ def test_batches_behind_an_expired_one_arrive_once_in_order() -> None:
 
 
 def test_error_at_delivery_timeout_leaves_no_gap() -> None:
-    """The answer and the expiry meet in one poll: the answer is read first, but the batch counts as abandoned."""
+    """The answer and the expiry come in one poll: the answer is read first, but the batch counts as abandoned."""
     harness = warm(SHORT)
     deadline_ms = harness.now_ms + 10_000
     late = faults.fail_with(NotEnoughReplicasError)
@@ -641,7 +627,7 @@ def test_error_at_delivery_timeout_leaves_no_gap() -> None:
     harness.settle()
     assert first.settled_ms == deadline_ms
     assert isinstance(first.error, KafkaTimeoutError)
-    assert "failed attempts" not in str(first.error)  # it was no retry that expired
+    assert "failed attempts" not in str(first.error)  # the expired batch was not a retry
     start_ms = harness.now_ms
     second = harness.send(b"second")
     harness.settle()
@@ -730,7 +716,8 @@ def test_retries_keep_their_order_across_the_wrap() -> None:
     assert harness.values() == values(5)
 
 
-# ---- failures for good ----------------------------------------------------------------------------------------------
+# ---- final failures
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -757,7 +744,7 @@ def test_abandoned_batch_leaves_no_gap_and_later_ones_arrive_once(error_code: in
 
 
 def test_error_that_may_hide_a_success_duplicates_nothing() -> None:
-    """UNKNOWN_SERVER_ERROR for the first, which was written; the second was written too and its answer lost."""
+    """UNKNOWN_SERVER_ERROR for the first, which was written. The second was written too, and its answer was lost."""
     harness = warm(SHORT)
 
     def written_but_refused(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
@@ -775,7 +762,7 @@ def test_error_that_may_hide_a_success_duplicates_nothing() -> None:
     harness.network.held.add(0)
     send_all(harness, 4)
     harness.run_for(100)
-    assert len(attempts(harness)) == 4  # all is settled: they go side by side again
+    assert len(attempts(harness)) == 4  # all is settled: batches may be in flight together again
 
 
 # ---- row 19: a topic that vanishes -----------------------------------------------------------------------------------
@@ -818,7 +805,8 @@ def test_recreated_topic_is_written_to(metadata_version: int) -> None:
     assert harness.values() == [b"between", b"later"]
 
 
-# ---- epochs run out --------------------------------------------------------------------------------------------------
+# ---- the last epoch
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("refusals", [0, 1])
@@ -827,7 +815,7 @@ def test_exhausted_epochs_request_a_new_producer_id(refusals: int) -> None:
     harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(CoordinatorLoadInProgressError), times=refusals)
     identity = harness.identity
     identity.producer = identity.producer._replace(epoch=MAX_EPOCH)
-    send_all(harness, 1)  # goes under the last epoch
+    send_all(harness, 1)  # is sent in the last epoch
     harness.settle()
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(OutOfOrderSequenceError))
     deliveries = [harness.send(b"%d" % index, partition=0) for index in range(3)]

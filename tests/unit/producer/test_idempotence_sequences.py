@@ -1,4 +1,4 @@
-"""Numbers of one partition: given, acknowledged, begun again, closed up; and the queue that keeps their order."""
+"""Numbers of one partition: given, acknowledged, renumbered, closed up; and the queue that keeps their order."""
 
 from __future__ import annotations
 

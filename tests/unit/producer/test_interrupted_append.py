@@ -1,4 +1,4 @@
-"""Ctrl-C, or memory that runs out, in the middle of a send: nothing is left that can neither go nor expire."""
+"""Ctrl-C, or lack of memory, in the middle of a send: no batch is left that can neither be sent nor expire."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ INTERRUPTIBLE = {
     *("ProducerBatch.fill_run", "RecordAccumulator._open_new_batch", "PartitionQueues.__missing__"),
     *("ProducerBatch.append_row", "FutureRecordMetadata.bind"),
 }
-"""Functions of the producer in whose lines the interrupt comes."""
+"""Functions of the producer in which the interrupt comes."""
 VALUES = [b"%02d" % index + bytes(60) for index in range(9)]
 COLUMNS = RecordColumns.from_rows(VALUES, partitions=[index % 3 for index in range(len(VALUES))])
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt before line number `at` of those functions. While it is in force."""
+    """Raises KeyboardInterrupt before line number `at` of those functions, while it is active."""
 
     def __init__(self, at: int) -> None:
         self._left = at
@@ -54,7 +54,7 @@ class Interrupt:
         return self._line if frame.f_code.co_qualname in INTERRUPTIBLE else None
 
     def _line(self, frame: FrameType, event: str, _: Any) -> Any:
-        # Nothing interrupts the end of a with block before its lock is free: a trace function would.
+        # Nothing interrupts the end of a with block before its lock is free, but a trace function would.
         if event == "line" and not (frame.f_code.co_name == "_fill_runs" and self._in_fill(frame)):
             if self._left == 0:
                 self.where = f"{frame.f_code.co_name}:{frame.f_lineno}"
@@ -68,7 +68,9 @@ class Interrupt:
 
 
 class CallInterrupt(Interrupt):
-    """Raises KeyboardInterrupt as call number `at` of any Python function begins, as CPython does. While in force."""
+    """Raises KeyboardInterrupt at the begin of call number `at` of any Python function, as CPython does, while it is
+    active.
+    """
 
     def _call(self, frame: FrameType, event: str, _: Any) -> Any:
         if frame.f_code is not self.__exit__.__code__:
@@ -84,7 +86,7 @@ def is_owned(condition: Any) -> bool:
 
 
 def lingering() -> ProducerHarness:
-    """Records wait in the batches that the rows will join."""
+    """Return a harness with records waiting in the batches that the rows will join."""
     harness = ProducerHarness({"linger.ms": "60000", "batch.size": "300"}, topics={TOPIC: 3})
     harness.warm_up()
     for partition in range(2):
@@ -142,7 +144,7 @@ def test_interrupted_send_keeps_records_before_and_after_it(before: str) -> None
         assert [each.error for each in after] == [None, None], interrupt.where
         sent = [value.rstrip(b"\0") for value in harness.values() if value]
         assert sent == [b"before"] * (before != "nothing") + [b"after"] * 2, interrupt.where
-    assert at > 10, "the interrupts come where a record is taken over"
+    assert at > 10, "too few places for an interrupt"
 
 
 @pytest.mark.parametrize("call", ["send", "send_columns", "partitions_for"])
@@ -165,7 +167,7 @@ def test_interrupted_call_leaves_no_lock_taken(call: str) -> None:
 
 
 class InterruptedLock:
-    """Ctrl-C as a lock has been let go of for the first time, which is where memory has just been taken."""
+    """Raises Ctrl-C when a lock is released for the first time, which is just after memory was taken."""
 
     def __init__(self, lock: Any) -> None:
         self._lock = lock
@@ -225,7 +227,7 @@ def test_interrupted_wait_for_memory_does_not_block_others() -> None:
         grant = Grant()
         with suppress(KeyboardInterrupt), interrupt:
             pool.allocate(5, 10_000, grant)
-        with suppress(RuntimeError):  # open already
+        with suppress(RuntimeError):  # open before
             gate.release()
         giver.join()
         assert pool.queued == 0, interrupt.where
@@ -268,9 +270,9 @@ def test_failed_encoding_wakes_the_sender_for_later_batches(monkeypatch: pytest.
     woken: list[bool] = []
 
     def encode(block: Block, runs: object) -> None:
-        for _ in range(3):  # as another thread may
+        for _ in range(3):  # as another thread could
             harness.send(bytes(150), partition=2)
-        harness.turn(0)  # sends nothing, and would sleep now
+        harness.turn(0)  # sends nothing, and would now sleep
         monkeypatch.setattr(harness.client, "wakeup", lambda: woken.append(True))
         raise MemoryError
 
@@ -334,7 +336,7 @@ def test_records_in_a_batch_with_failed_rows_get_the_cause(monkeypatch: pytest.M
     def breaks(*_: object) -> None:
         raise MemoryError("no more")
 
-    monkeypatch.setattr(harness.accumulator, "_fill_runs", breaks)
+    monkeypatch.setattr(Block, "encode", breaks)
     with pytest.raises(MemoryError):
         harness.send_columns(COLUMNS)
     assert isinstance(first.error, KafkaError)
@@ -354,7 +356,7 @@ def test_ctrl_c_in_a_callback_is_raised_after_all_callbacks(monkeypatch: pytest.
 
     future = harness.producer.send(TOPIC, b"second", partition=0, on_completion=interrupted)
     harness.send(b"third", partition=0)
-    monkeypatch.setattr(harness.accumulator, "_fill_runs", breaks)
+    monkeypatch.setattr(Block, "encode", breaks)
     with pytest.raises(KeyboardInterrupt):
         harness.send_columns(COLUMNS.slice(0, 3))
     assert future.done()

@@ -1,7 +1,7 @@
-"""Cases of the Java client's own tests that no other test here holds. Each docstring names the Java test
-(org.apache.kafka.clients.producer).
+"""Cases of the Java client's own tests that are in no other test here.
 
-Each test runs a whole producer in one thread against the scripted broker.
+Each docstring names the Java test (org.apache.kafka.clients.producer). Each test runs a whole producer in one thread
+against the scripted broker.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SLOW_MS = 50
 
 
 def idempotent(settings: dict[str, str] | None = None) -> ProducerHarness:
-    """A producer without transactions. Two partitions with a leader each have acknowledged a record of it."""
+    """Return a producer without transactions. Two partitions, with one leader each, have acknowledged one record."""
     harness = ProducerHarness({**ONE_EACH, **(settings or {})}, topics={TOPIC: 2}, node_count=2)
     harness.warm_up()
     harness.cluster.requests.clear()
@@ -50,7 +50,7 @@ def idempotent(settings: dict[str, str] | None = None) -> ProducerHarness:
 
 
 def at_last_epoch() -> ProducerHarness:
-    """As `idempotent`, and the next epoch takes a new producer id: 1001, after 1000."""
+    """Like `idempotent`, and the next epoch takes a new producer id: 1001, after 1000."""
     harness = idempotent()
     identity = harness.identity
     identity.producer = identity.producer._replace(epoch=MAX_EPOCH)
@@ -60,7 +60,7 @@ def at_last_epoch() -> ProducerHarness:
 
 
 def answer(harness: ProducerHarness, hooks: dict[int, list[faults.Hook]]) -> None:
-    """Let these hooks decide about the partitions' next batches, one hook for each batch."""
+    """Let these hooks handle the partitions' next batches, one hook for each batch."""
 
     def hook(cluster: Any, exchange: Exchange, proceed: faults.Proceed) -> Answer:
         (data,) = exchange.request.topic_data[0].partition_data
@@ -72,7 +72,7 @@ def answer(harness: ProducerHarness, hooks: dict[int, list[faults.Hook]]) -> Non
 
 
 def stored(harness: ProducerHarness, partition: int) -> list[tuple[int, int, int]]:
-    """(producer id, epoch, base sequence) of every batch in the partition's log."""
+    """Return (producer id, epoch, base sequence) of every batch in the partition's log."""
     headers = [batch.header for batch in harness.cluster.log(TOPIC, partition).batches]
     return [(header.producer_id, header.producer_epoch, header.base_sequence) for header in headers]
 
@@ -119,7 +119,7 @@ def test_batch_failed_after_new_epoch_leaves_no_gap() -> None:
 def test_batch_in_flight_ends_under_its_old_producer_id(fate: faults.Hook | None) -> None:
     """Partition 0 needs a new producer id while a batch of partition 1 is in flight (the parameters: Java's tests).
 
-    That batch keeps its numbers, so that the broker knows it when it comes again. The next one takes the new id.
+    That batch keeps its numbers, so that the broker recognizes its retry. The next batch gets the new id.
     """
     harness = at_last_epoch()
     answer(harness, {0: [faults.fail_with(OutOfOrderSequenceError)], 1: [] if fate is None else [fate]})
@@ -136,7 +136,7 @@ def test_batch_in_flight_ends_under_its_old_producer_id(fate: faults.Hook | None
 
 
 def waits_for_new_id() -> ProducerHarness:
-    """Partition 0 waits for a new producer id that comes in 30 ms. A batch of partition 1 is in flight."""
+    """Let partition 0 wait for a new producer id, which comes in 30 ms, while a batch of partition 1 is in flight."""
     harness = at_last_epoch()
     answer(harness, {0: [faults.fail_with(OutOfOrderSequenceError)], 1: [faults.fail_with(NotLeaderOrFollowerError)]})
     harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.delay(30))
@@ -174,7 +174,7 @@ def test_record_sent_in_callback_of_an_expired_one_arrives() -> None:
     settings = {"linger.ms": "0", "delivery.timeout.ms": "4000", "request.timeout.ms": "1000"}
     harness = ProducerHarness(settings, node_count=2)
     harness.warm_up()
-    harness.network.refusing.add(0)  # the leader; node 1 still answers for metadata
+    harness.network.refusing.add(0)  # the leader; node 1 still answers Metadata requests
     harness.network.cut(0)
     expired: list[KafkaError] = []
 
@@ -198,7 +198,7 @@ def test_record_sent_in_callback_of_an_expired_one_arrives() -> None:
 
 
 def one_at_a_time(harness: ProducerHarness) -> list[int]:
-    """The most requests in flight, looked at in every turn."""
+    """Return a list with the highest number of requests in flight, updated in every turn."""
     most = [0]
 
     def look() -> None:
@@ -248,7 +248,7 @@ def test_init_transactions_waits_until_its_broker_ends_the_throttle(version: int
     """KafkaProducerTest.testInitTransactionWhileThrottled."""
     harness = TransactionHarness(version, {"max.block.ms": "10000"})
     harness.producer.partitions_for(TOPIC)
-    harness.cluster.throttle_ms = 5_000  # the node's first answer says so: that of its versions
+    harness.cluster.throttle_ms = 5_000  # the node's first answer, to ApiVersions, says so
     began_ms = harness.now_ms
     harness.producer.init_transactions()
     assert 5_000 <= harness.now_ms - began_ms < 5_100
@@ -271,7 +271,7 @@ def test_init_transactions_works_once_the_cluster_grants_it(version: int) -> Non
     assert harness.committed() == [b"a"]
 
 
-# ---- brokers that lack something -------------------------------------------------------------------------------------
+# ---- brokers without a feature -------------------------------------------------------------------------------------
 
 
 def without(api_key: int, versions: VersionRanges) -> VersionRanges:
@@ -279,7 +279,7 @@ def without(api_key: int, versions: VersionRanges) -> VersionRanges:
 
 
 def test_records_fail_with_brokers_of_the_old_record_format() -> None:
-    """RecordAccumulatorTest.testIdempotenceWithOldMagic: brokers before Kafka 0.11 take no such batches."""
+    """RecordAccumulatorTest.testIdempotenceWithOldMagic: brokers before Kafka 0.11 do not support such batches."""
     harness = ProducerHarness(ONE_EACH)
     harness.cluster.versions = {**harness.cluster.versions, ApiKey.PRODUCE: (0, 2)}
     deliveries = [harness.send(b"%d" % number) for number in range(3)]
@@ -398,7 +398,9 @@ def test_waiting_retry_ends_after_its_transaction_is_lost(version: int, error_co
 @both_versions
 @pytest.mark.parametrize("error_code", [ErrorCode.invalid_txn_state, ErrorCode.invalid_producer_id_mapping])
 def test_refusal_that_comes_after_the_expiry_is_not_fatal(version: int, error_code: int) -> None:
-    """SenderTest.testReceiveFailedBatchTwiceWithTransactions, and the same with an error that is fatal in time."""
+    """SenderTest.testReceiveFailedBatchTwiceWithTransactions, and the same with an error that is fatal before the
+    expiry.
+    """
     harness = warm(version, {**SMALL, "delivery.timeout.ms": "4000", "request.timeout.ms": "4000"})
     not_leader, refusal = faults.fail_with(NotLeaderOrFollowerError), faults.fail_with(error_code)
 

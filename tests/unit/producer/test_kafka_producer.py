@@ -1,4 +1,4 @@
-"""The producer's face: what a send refuses, where a record goes, what flush and close promise."""
+"""The producer's interface: refusals of a send, the partition of a record, and the guarantees of flush and close."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +22,10 @@ from support.fake_clock import FakeClock
 from support.producer_harness import AT_ONCE, TOPIC, ProducerHarness, warm
 from support.scripted_broker import faults
 from support.scripted_broker.exchange import Answer
+from support.threaded_producer import EXPIRES_AT_ONCE, producer_threads, sender_thread, threaded, threaded_with_topic
 
 from spark_kafka_sink.client.metadata_view import MetadataResponse, TopicMetadata
-from spark_kafka_sink.common.cluster import Node, TopicPartition
+from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
     BufferExhaustedError,
@@ -42,7 +44,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.producer import kafka_producer
 from spark_kafka_sink.producer.buffer_pool import Grant
-from spark_kafka_sink.producer.futures import FutureRecordMetadata, RecordMetadata, RecordThunk
+from spark_kafka_sink.producer.futures import RecordMetadata
 from spark_kafka_sink.producer.kafka_producer import MAX_BLOCK_ROWS, KafkaProducer
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.protocol.versions import ApiKey
@@ -151,7 +153,7 @@ def test_send_wakes_the_sender_only_for_new_and_full_batches() -> None:
     assert counts == [1, 1, 2, 3, 4]
 
 
-# ---- which partition -------------------------------------------------------------------------------------------------
+# ---- the partition -------------------------------------------------------------------------------------------------
 
 
 def test_key_decides_the_partition_unless_it_is_ignored() -> None:
@@ -166,7 +168,7 @@ def test_key_decides_the_partition_unless_it_is_ignored() -> None:
     assert len({d.metadata.partition for d in deliveries if d.metadata}) == 1
 
 
-def test_given_partition_goes_before_the_key() -> None:
+def test_given_partition_wins_over_the_key() -> None:
     harness = warm(topics={TOPIC: 5})
     other = (partition_for_key(b"k", 5) + 1) % 5
     delivery = harness.send(b"v", key=b"k", partition=other)
@@ -210,7 +212,7 @@ def test_rows_with_keys_and_rows_without_share_a_call() -> None:
         if key is not None:
             assert seen[b"%d" % index] == partition_for_key(key, 3)
     free = [index for index, key in enumerate(keys) if key is None]
-    assert len({seen[b"%d" % index] for index in free}) == 1  # few bytes: they stay together
+    assert len({seen[b"%d" % index] for index in free}) == 1  # few bytes, so they stay together
 
 
 def test_rows_that_may_go_anywhere_are_spread_by_batch_size() -> None:
@@ -327,15 +329,7 @@ def test_columns_without_a_callback_are_sent() -> None:
 
 def test_single_failed_rows_are_reported_in_stretches() -> None:
     harness = warm()
-
-    def refuse(cluster: Any, exchange: Any, proceed: Any) -> Any:
-        answer = faults.fail_with(InvalidRecordError)(cluster, exchange, proceed)
-        assert answer.values is not None
-        (topic,) = answer.values["responses"]
-        topic["partition_responses"][0]["record_errors"] = [{"batch_index": 2, "batch_index_error_message": "bad"}]
-        return answer
-
-    harness.cluster.on(ApiKey.PRODUCE, refuse)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_records(InvalidRecordError, {2: "bad"}))
     delivery = harness.send_columns(RecordColumns.from_rows([b"%d" % index for index in range(5)]))
     harness.settle()
     assert [(run.record_count, run.base_offset) for run, _ in delivery.runs] == [(2, -1), (1, -1), (2, -1)]
@@ -348,7 +342,7 @@ def test_single_failed_rows_are_reported_in_stretches() -> None:
 def test_only_the_first_send_requests_its_topic() -> None:
     harness = ProducerHarness(AT_ONCE)
     harness.run_for(1)
-    assert harness.cluster.requests_of(ApiKey.METADATA) == []  # lazy
+    assert harness.cluster.requests_of(ApiKey.METADATA) == []  # no request before the first use
     harness.send()
     harness.settle()
     (exchange,) = harness.cluster.requests_of(ApiKey.METADATA)
@@ -358,7 +352,7 @@ def test_only_the_first_send_requests_its_topic() -> None:
     assert len(harness.cluster.requests_of(ApiKey.METADATA)) == 1
 
 
-def test_a_new_topic_is_asked_for_alone() -> None:
+def test_request_for_a_new_topic_names_only_that_topic() -> None:
     harness = warm(topics={TOPIC: 1, "other": 1, "third": 1})
     harness.cluster.create_topic("new", 1)
     harness.send(topic="new")
@@ -426,7 +420,7 @@ def test_refusal_at_the_time_limit_is_the_timeouts_cause() -> None:
     refuse = faults.refuse_topic("missing", UnknownTopicOrPartitionError)
 
     def at_the_limit(*about: Any) -> Answer:
-        return dataclasses.replace(refuse(*about), delay_ms=1_998)  # and 1 on the road each way
+        return dataclasses.replace(refuse(*about), delay_ms=1_998)  # and 1 ms in each direction
 
     harness.cluster.on(ApiKey.METADATA, at_the_limit)
     delivery = harness.send(topic="missing")
@@ -500,7 +494,7 @@ def test_columns_for_unknown_partition_wait_for_it() -> None:
     ("name", "wrong"), [("partition", 0.0), ("partition", "0"), ("timestamp_ms", 1.5), ("timestamp_ms", "1")]
 )
 def test_fraction_is_refused_without_harm_to_other_records(name: str, wrong: Any) -> None:
-    """Bug: partition 0.0 failed what was sent to partition 0 after it, a timestamp its whole batch."""
+    """Bug: partition 0.0 failed later records for partition 0, and a fractional timestamp failed its whole batch."""
     harness = ProducerHarness({"linger.ms": "50"})
     first = harness.send(b"first", partition=0)
     with pytest.raises(SerializationError, match=f"{name}=.* int"):
@@ -516,7 +510,7 @@ def test_fraction_is_refused_without_harm_to_other_records(name: str, wrong: Any
 def test_an_invalid_topic_fails_at_once_and_others_flow(topic: str) -> None:
     """Row 51."""
     harness = warm()
-    for limit_ms in (50, 0):  # the second time without asking again
+    for limit_ms in (50, 0):  # the second time without a request
         delivery = harness.send(topic=topic)
         assert isinstance(delivery.error, InvalidTopicError)
         assert f"Topic '{topic}': " in str(delivery.error)
@@ -528,20 +522,19 @@ def test_an_invalid_topic_fails_at_once_and_others_flow(topic: str) -> None:
 
 def test_send_does_not_keep_invalid_topic_in_metadata() -> None:
     harness = warm()
-    idle_ms = harness.config.metadata_max_idle_ms
-    harness.send(topic="not valid")
-    expiry_ms = harness.metadata._expiry_ms.get("not valid")
+    first = harness.send(topic="not valid")
     harness.run_for(1_000)
     assert isinstance(harness.send(topic="not valid").error, InvalidTopicError)
-    assert harness.metadata._expiry_ms.get("not valid") == expiry_ms
-    assert idle_ms > 1_000
+    assert first.settled_ms is not None
+    assert not harness.metadata.retain_topic("not valid", first.settled_ms + harness.config.metadata_max_idle_ms)
 
 
 def test_a_send_renews_the_idle_time_of_its_topic() -> None:
     harness = warm({**AT_ONCE, "metadata.max.idle.ms": "5000"})
     harness.run_for(4_000)
     delivery = harness.send(b"x")
-    assert harness.metadata._expiry_ms[TOPIC] == delivery.sent_ms + 5_000
+    assert harness.metadata.retain_topic(TOPIC, delivery.sent_ms + 4_999)
+    assert not harness.metadata.retain_topic(TOPIC, delivery.sent_ms + 5_000)
 
 
 def test_metadata_keeps_topic_while_send_waits() -> None:
@@ -557,7 +550,7 @@ def test_metadata_keeps_topic_while_send_waits() -> None:
 
 @pytest.mark.parametrize("topic", ["x" * 32_768, "é" * 16_384])
 def test_topic_too_long_for_a_request_fails_at_once(topic: str) -> None:
-    """A broker hangs up on such a request, and on the next one with all that it asks for."""
+    """A broker closes the connection after such a request, and the next request would ask for the same topic."""
     harness = warm()
     harness.producer.look_up([topic])
     delivery = harness.send(topic=topic)
@@ -687,7 +680,7 @@ def test_wait_for_memory_wakes_a_lingering_sender() -> None:
     settings = {"linger.ms": "8000", "buffer.memory": "2000", "batch.size": "100000", "max.request.size": "1900"}
     harness = warm({**settings, "max.block.ms": "5000"})
     deliveries = [harness.send(bytes(900), partition=0) for _ in range(2)]
-    harness.turn(0)  # nothing is due
+    harness.turn(0)  # nothing must be sent
     woken: list[int] = []
     harness.client.wakeup = lambda: woken.append(1)
 
@@ -738,7 +731,7 @@ def test_flush_that_takes_too_long_raises_a_timeout() -> None:
 
 @pytest.mark.parametrize("number", [np.uint64, np.int64, int])
 def test_batch_takes_timestamps_of_any_whole_type(number: Callable[[int], Any]) -> None:
-    """Bug: more than 32 of numpy's unsigned ones made their batch fail: their differences were floats."""
+    """Bug: more than 32 of numpy's unsigned timestamps made their batch fail, because their differences were floats."""
     harness = ProducerHarness({"linger.ms": "100"})
     stamps = [1_700_000_000_000 + index for index in range(40)]
     deliveries = [harness.send(timestamp_ms=number(stamp)) for stamp in stamps]
@@ -805,10 +798,10 @@ def test_forked_child_cannot_use_the_producer(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(IllegalStateError, match="after a fork"):
             call()
     harness.producer.close()
-    with harness.accumulator._lock:  # as another thread of the parent's may at the fork
+    with harness.accumulator._lock:  # as another thread of the parent could at the fork
         assert repr(harness.producer) == f"KafkaProducer(of process {parent})"
     monkeypatch.undo()
-    harness.send()  # the parent's is untouched
+    harness.send()  # the parent's producer is unchanged
     harness.settle()
 
 
@@ -818,15 +811,6 @@ def test_settings_are_checked() -> None:
 
 
 # ---- with its own thread ---------------------------------------------------------------------------------------------
-
-
-def threaded(**settings: str) -> KafkaProducer:
-    """A producer on the real clock whose broker is a closed port."""
-    return KafkaProducer({"bootstrap.servers": "127.0.0.1:1", "max.block.ms": "50", **settings})
-
-
-def producer_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("kafka-producer-network-thread")]
 
 
 def test_generated_client_ids_are_numbered() -> None:
@@ -861,18 +845,17 @@ def test_close_leaves_no_thread() -> None:
 
 
 def test_close_with_a_limit_fails_the_remaining_records() -> None:
-    producer = threaded()
-    append_unsendable(producer)
+    producer = threaded_with_topic(TOPIC)
+    future = producer.send(TOPIC, b"v")
     producer.close(timeout=0.02)
     assert producer_threads() == []
-    assert producer.sender._is_forced
-    assert not producer._accumulator.has_incomplete
+    assert isinstance(future.exception(), ProducerClosedError)
 
 
 def test_close_with_limit_does_not_wait_for_dns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Bug: it waited for the look-up of the Sender's thread, tens of seconds with a DNS that says nothing."""
+    """Bug: it waited for the lookup of the Sender's thread, which takes tens of seconds if the DNS does not answer."""
     look_up, is_asked, answer = socket.getaddrinfo, threading.Event(), threading.Event()
 
     def silent(*arguments: Any, **options: Any) -> Any:
@@ -882,48 +865,45 @@ def test_close_with_limit_does_not_wait_for_dns(
         return look_up(*arguments, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", silent)
-    producer = threaded()
+    producer = threaded_with_topic(TOPIC)
+    future = producer.send(TOPIC, b"v")
     assert is_asked.wait(JOIN_S)
-    append_unsendable(producer)
     began = time.monotonic()
     producer.close(timeout=0.2)
     assert time.monotonic() - began < JOIN_S
-    assert "is held up" in caplog.text
+    assert "is delayed" in caplog.text
     producer.close(timeout=0)
-    assert len(producer_threads()) == 1
+    (thread,) = producer_threads()
     answer.set()
-    assert producer._thread is not None
-    producer._thread.join(JOIN_S)
+    thread.join(JOIN_S)
     assert producer_threads() == []
-    assert not producer._accumulator.has_incomplete
+    assert isinstance(future.exception(), ProducerClosedError)
     producer.close()
 
 
 def test_leaving_after_an_error_does_not_wait() -> None:
-    producer = threaded()
-    append_unsendable(producer)
+    producer = threaded_with_topic(TOPIC)
+    future = producer.send(TOPIC, b"v")
     producer.__exit__(RuntimeError, RuntimeError("mine"), None)
     assert producer_threads() == []
-    assert producer.sender._is_forced
+    assert isinstance(future.exception(), ProducerClosedError)
 
 
-def append_unsendable(producer: KafkaProducer) -> None:
-    thunk = RecordThunk(FutureRecordMetadata(0, -1, -1), None)
-    producer._accumulator.append_row(TopicPartition(TOPIC, 0), None, b"v", (), 0, 50, thunk, 0, 10**15)
-
-
-def test_a_producer_whose_thread_is_gone_has_failed() -> None:
+def test_producer_without_its_thread_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     producer = threaded()
-    producer.sender._is_running = False
+    thread = sender_thread(producer)
+    assert not producer.has_failed
+    producer.sender.run_once = Mock(side_effect=SystemExit)
     producer.sender.wakeup()
-    assert producer._thread is not None
-    producer._thread.join(JOIN_S)
+    thread.join(JOIN_S)
     assert producer.has_failed
     producer.close()
 
 
 def test_a_callback_may_close_and_may_not_flush() -> None:
-    producer = threaded()
+    producer = threaded_with_topic(TOPIC, **EXPIRES_AT_ONCE)
+    thread = sender_thread(producer)
     outcomes: list[object] = []
     done = threading.Event()
 
@@ -935,48 +915,30 @@ def test_a_callback_may_close_and_may_not_flush() -> None:
         producer.close()
         done.set()
 
-    thunk = RecordThunk(FutureRecordMetadata(0, -1, -1), on_completion)
-    expired_ms = producer._clock.now_ms() - 200_000
-    producer._accumulator.append_row(TopicPartition(TOPIC, 0), None, b"v", (), 0, 50, thunk, 0, expired_ms)
-    producer.sender.wakeup()
+    producer.send(TOPIC, b"v", on_completion=on_completion)
     assert done.wait(JOIN_S)
-    assert producer._thread is not None
-    producer._thread.join(JOIN_S)
-    assert not producer._thread.is_alive()
+    thread.join(JOIN_S)
+    assert not thread.is_alive()
     assert "would wait for its own thread" in str(outcomes[0])
 
 
 @pytest.mark.parametrize("missing", ["the metadata of topic unknown", "buffer.memory"])
 def test_send_in_callback_does_not_wait_for_itself(missing: str) -> None:
-    producer = threaded(**{"max.block.ms": "8000", "buffer.memory": "1000"})
+    producer = threaded_with_topic(TOPIC, **EXPIRES_AT_ONCE, **{"max.block.ms": "8000", "buffer.memory": "1000"})
     outcomes: list[BaseException | None] = []
     done = threading.Event()
 
     def on_completion(metadata: object, error: object) -> None:
-        if missing == "buffer.memory":
-            with pytest.raises(BufferExhaustedError) as caught:
-                producer._pool.allocate(1_000, 8_000, Grant())
-            outcomes.append(caught.value)
-        else:
-            outcomes.append(producer.send("unknown", b"v").exception())
+        topic = TOPIC if missing == "buffer.memory" else "unknown"
+        outcomes.append(producer.send(topic, bytes(700)).exception())
         done.set()
 
-    thunk = RecordThunk(FutureRecordMetadata(0, -1, -1), on_completion)
-    expired_ms = producer._clock.now_ms() - 200_000
-    producer._accumulator.append_row(TopicPartition(TOPIC, 0), None, b"v", (), 0, 50, thunk, 0, expired_ms)
-    producer.sender.wakeup()
+    producer.send(TOPIC, bytes(700), on_completion=on_completion)
     is_done = done.wait(JOIN_S)
     producer.close(0)
     assert is_done
     assert isinstance(outcomes[0], KafkaTimeoutError)
     assert f"own thread, cannot wait for {missing}" in str(outcomes[0])
-
-
-def test_metadata_is_made_from_the_settings() -> None:
-    producer = KafkaProducer({"bootstrap.servers": "127.0.0.1:1,127.0.0.1:2"}, client=ProducerHarness().client)
-    metadata = producer._metadata
-    assert [(node.host, node.port) for node in metadata.fetch().nodes] == [("127.0.0.1", 1), ("127.0.0.1", 2)]
-    assert metadata.fetch().is_bootstrap_configured
 
 
 def test_metadata_uses_the_configured_backoff_and_ages() -> None:
@@ -990,6 +952,6 @@ def test_metadata_uses_the_configured_backoff_and_ages() -> None:
     metadata.update(version, MetadataResponse({0: Node(0, "a", 1)}, (described,), "c", 0), False, clock.now_ms())
     assert metadata.time_to_next_update(clock.now_ms()) == 7_000
     metadata.request_update()
-    assert 56 <= metadata.time_to_next_update(clock.now_ms()) <= 84  # 20 % of chance to each side
+    assert 56 <= metadata.time_to_next_update(clock.now_ms()) <= 84  # a jitter of 20 % in both directions
     assert metadata.retain_topic(TOPIC, clock.now_ms() + 8_999)
     assert not metadata.retain_topic(TOPIC, clock.now_ms() + 9_000)

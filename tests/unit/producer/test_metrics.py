@@ -1,4 +1,4 @@
-"""The producer's metrics in scripted situations: each moves as its name says, and none that has no reason to."""
+"""The producer's metrics in scripted situations: each changes as its name says, and no other one does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
 )
 from spark_kafka_sink.common.windows import EXPIRY_MS
-from spark_kafka_sink.producer.metrics import TIMED_CALLS
+from spark_kafka_sink.producer.metrics import TIMED_CALLS, ProducerMetrics
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
@@ -45,7 +45,7 @@ TOTALS = ("record-send", "record-error", "record-retry", "byte", "batch-send", "
 
 
 def quiet(settings: Mapping[str, Any] = AT_ONCE, **more: Any) -> ProducerHarness:
-    """As `warm`, and the windows of the metrics have passed since."""
+    """As `warm`, and the windows of the metrics have passed since then."""
     harness = warm(settings, **more)
     harness.run_for(200_000)
     harness.cluster.requests.clear()
@@ -53,7 +53,7 @@ def quiet(settings: Mapping[str, Any] = AT_ONCE, **more: Any) -> ProducerHarness
 
 
 class Moved:
-    """The change of the totals since this was made."""
+    """The change of the totals since its creation."""
 
     def __init__(self, harness: ProducerHarness) -> None:
         self._harness = harness
@@ -63,13 +63,13 @@ class Moved:
         return self._harness.producer.metrics()[name] - self._before[name]
 
     def totals(self) -> dict[str, float]:
-        """Those that moved, but for bytes and requests."""
+        """Return the changed totals, without bytes and requests."""
         moved = {name: self[f"{name}-total"] for name in TOTALS if name not in {"byte", "request"}}
         return {name: value for name, value in moved.items() if value}
 
 
 def wire_sizes(harness: ProducerHarness) -> list[int]:
-    """Bytes of every batch that the brokers were sent, as they came."""
+    """Return the bytes of every batch that was sent to the brokers, in order."""
     return [
         len(bytes(data.records))
         for exchange in harness.cluster.requests_of(ApiKey.PRODUCE)
@@ -171,7 +171,7 @@ def test_old_events_count_in_totals_only() -> None:
     idle = harness.producer.metrics()
     for name, value in idle.items():
         if name in OF_POLLS:
-            continue  # the Sender polls on, and asks for metadata every five minutes
+            continue  # the Sender continues to poll, and requests metadata every five minutes
         if name.endswith("-rate"):
             assert value == 0, name
         elif name.endswith(("-avg", "-max")):
@@ -249,7 +249,7 @@ def test_the_compression_rate_is_compressed_by_uncompressed_bytes(as_columns: bo
     assert rates["none"] == 1
     assert rates["zstd"] == pytest.approx((sizes["zstd"] - 61) / (sizes["none"] - 61))
     assert rates["zstd"] < 0.05
-    assert averages["none"] == averages["zstd"]  # the size of a record is that before compression
+    assert averages["none"] == averages["zstd"]  # the size of a record is its size before compression
 
 
 def test_the_average_compression_rate_is_that_of_batches() -> None:
@@ -270,7 +270,7 @@ def test_queue_time_runs_from_first_record_to_drain() -> None:
     harness.send(b"lingers")
     harness.settle()
     assert harness.producer.metrics()["record-queue-time-avg"] == 50
-    harness.send(bytes(600))  # full: goes at once
+    harness.send(bytes(600))  # full, so it is sent at once
     harness.settle()
     assert harness.producer.metrics()["record-queue-time-avg"] == 25
     assert harness.producer.metrics()["record-queue-time-max"] == 50
@@ -283,12 +283,12 @@ def test_the_latency_is_that_of_produce_requests() -> None:
         harness.send()
         harness.settle()
     metrics = harness.producer.metrics()
-    assert metrics["request-latency-avg"] == pytest.approx(202, abs=1)  # and 1 ms each way
+    assert metrics["request-latency-avg"] == pytest.approx(202, abs=1)  # and 1 ms in each direction
     assert metrics["request-latency-max"] == pytest.approx(302, abs=1)
 
 
 def test_compression_does_not_count_as_latency(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: it began before the batches of the turn were compressed, which gzip takes longer for than a broker."""
+    """Bug: it included the compression of the turn's batches, which by gzip takes longer than the broker's answer."""
     harness = quiet()
     seal = ProducerBatch.seal
 
@@ -308,7 +308,7 @@ def test_a_request_without_an_answer_has_no_latency() -> None:
     harness.send()
     harness.settle()
     metrics = harness.producer.metrics()
-    assert metrics["request-latency-max"] < 10  # only that of the second attempt
+    assert metrics["request-latency-max"] < 10  # only the latency of the second attempt
     assert metrics["records-per-request-avg"] == 1
 
 
@@ -550,7 +550,7 @@ def test_a_flush_and_a_wait_for_metadata_are_measured() -> None:
     assert metrics["flush-time-ns-total"] == 0
     harness.send()  # the topic is known
     assert harness.producer.metrics()["metadata-wait-time-ns-total"] == waited_ms * 1_000_000
-    harness.producer._accumulator.flush = lambda begun, wait: bool(harness.settle()) or True
+    harness.accumulator.flush = lambda begun, wait: bool(harness.settle()) or True
     start_ms = harness.now_ms
     harness.producer.flush()
     assert harness.producer.metrics()["flush-time-ns-total"] == (harness.now_ms - start_ms) * 1_000_000 > 0
@@ -707,14 +707,14 @@ def test_connections_are_counted_as_they_come_and_go() -> None:
 
 def test_errors_that_many_threads_count_are_all_counted() -> None:
     harness = ProducerHarness()
+    metrics = ProducerMetrics(harness.accumulator.pool, harness.metadata, harness.client)
     threads = [
-        threading.Thread(target=lambda: [harness.producer._metrics.records_failed("t", 1, now) for now in range(5_000)])
-        for _ in range(4)
+        threading.Thread(target=lambda: [metrics.records_failed("t", 1, now) for now in range(5_000)]) for _ in range(4)
     ]
     for thread in threads:
         thread.start()
-    seen = [harness.producer.metrics()["record-error-total"] for _ in range(50)]
+    seen = [metrics.snapshot(5_000)["record-error-total"] for _ in range(50)]
     for thread in threads:
         thread.join(30)
     assert seen == sorted(seen)
-    assert harness.producer.metrics()["record-error-total"] == 20_000
+    assert metrics.snapshot(5_000)["record-error-total"] == 20_000

@@ -35,7 +35,7 @@ def test_why(how: dict[str, Any], kind: type[KafkaError], text: str) -> None:
         raise error
 
 
-def test_a_version_that_nobody_speaks() -> None:
+def test_request_in_an_unsupported_version() -> None:
     error = UnsupportedVersionError("too old")
     assert _no_answer(response(version_mismatch=error)) is error
 

@@ -1,4 +1,6 @@
-"""A fault of the producer while it settles an answer: every batch of the answer ends at once, with its callbacks."""
+"""Internal errors of the producer while it settles an answer: every batch of the answer ends at once, with its
+callbacks.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -17,6 +20,8 @@ from support.transaction_harness import TransactionHarness
 
 from spark_kafka_sink.common.errors import IllegalStateError, InvalidRecordError, KafkaError
 from spark_kafka_sink.producer import produce_response, producer_batch
+from spark_kafka_sink.producer.metrics import ProducerMetrics
+from spark_kafka_sink.producer.produce_response import BatchOutcomes
 from spark_kafka_sink.producer.transactions import State
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
@@ -44,7 +49,10 @@ def raises(*_: object) -> None:
 
 
 def before_an_answer(settings: Mapping[str, str]) -> tuple[ProducerHarness, dict[int, list[Delivery]]]:
-    """One request is about to go: its first batch is too large, the second is taken, others are refused."""
+    """Return a harness that is about to send a request.
+
+    Its first batch is too large, the second is appended, others are refused.
+    """
     harness = ProducerHarness(settings, topics={TOPIC: 7})
     harness.warm_up()
     return harness, sends_for_a_mixed_answer(harness)
@@ -134,13 +142,10 @@ def test_after_a_fault_later_records_are_still_written_once(
 def test_acknowledged_records_do_not_fail_with_a_fault(
     monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, str]
 ) -> None:
-    """They are in the log: a caller that got a failure would write them again."""
+    """They are in the log: after a failure a caller would write them again."""
     harness, deliveries = before_an_answer(settings)
 
-    def no_memory(_: int) -> None:
-        raise MemoryError("no more")
-
-    monkeypatch.setattr(harness.producer._metrics, "batch_acknowledged", no_memory)
+    monkeypatch.setattr(ProducerMetrics, "batch_acknowledged", Mock(side_effect=MemoryError("no more")))
     harness.settle(1_000)
     assert_nothing_is_left(harness)
     for place in (TAKEN, DOUBLE, RETRIED, MOVED):
@@ -157,12 +162,12 @@ def test_unreadable_response_fails_its_batches_at_once(monkeypatch: pytest.Monke
     errors = [delivery.error for delivery in harness.deliveries if isinstance(delivery, Delivery)]
     for error in errors:
         assert "could not read the answer of node 0: ValueError: no such date" in str(error)
-        assert "in the log is not known" in str(error)
+        assert "may or may not be in the log" in str(error)
 
 
 def test_fault_at_the_end_of_split_fails_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     harness, deliveries = before_an_answer(ONE_IN_FLIGHT)
-    raise_once(monkeypatch, harness.producer._metrics, "batch_split", RuntimeError("count"))
+    raise_once(monkeypatch, ProducerMetrics, "batch_split", RuntimeError("count"))
     harness.settle(1_000)
     assert_nothing_is_left(harness)
     assert all("RuntimeError: count" in str(delivery.error) for delivery in deliveries[SPLIT])
@@ -174,8 +179,9 @@ def test_fault_at_the_end_of_split_fails_parts(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Fault:
-    """Raises `fault` as call number `number` begins that the next call of `name` of `owner` makes, itself the first.
-    Calls of Python's functions, and with `in_c` also of those in C.
+    """Raises `fault` at the begin of call number `number` within the next call of `name` of `owner`, which is call 1.
+
+    Counts calls of Python functions, with `in_c` also calls of C functions.
     """
 
     def __init__(self, owner: Any, name: str, number: int, fault: type[Exception], in_c: bool = False) -> None:
@@ -186,9 +192,9 @@ class Fault:
         original = getattr(owner, name)
 
         def first(*arguments: Any) -> Any:
-            delattr(owner, name)
+            setattr(owner, name, original)
             before = sys.getprofile()
-            gc.disable()  # what is called in a collection, as by hypothesis, is not part of this
+            gc.disable()  # calls in a garbage collection, as by hypothesis, do not count
             sys.setprofile(self._on_call)
             try:
                 return original(*arguments)
@@ -201,7 +207,7 @@ class Fault:
     def _on_call(self, frame: FrameType, event: str, called: Any) -> None:
         code = frame.f_code
         is_of_tests = "/tests/" in code.co_filename or "monkeypatch" in code.co_filename
-        # Lack of memory does not keep a lock from being released.
+        # A lack of memory does not prevent the release of a lock.
         if event not in self._events or is_of_tests or (event == "c_call" and called.__name__ in OF_LOCKS):
             return
         self._left -= 1
@@ -213,7 +219,7 @@ class Fault:
 
 @pytest.fixture
 def no_log() -> Iterator[None]:
-    """A fault in the making of a line is logging's own to deal with; here only calls of loggers count."""
+    """Count only calls of loggers: an error while a line is formatted is handled by logging."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
@@ -236,24 +242,24 @@ COMPRESSED = {**ONE_IN_FLIGHT, "compression.type": "lz4"}
 def test_fault_while_a_response_settles_leaves_nothing_behind(
     settings: Mapping[str, str], fault: type[Exception], in_c: bool
 ) -> None:
-    """Every record has its outcome at once, its callback was called once, all memory is free, and the producer says
-    that it failed.
+    """Every record has its outcome at once, its callback was called once, all memory is free, and the producer reports
+    the failure.
     """
-    met: list[str] = []
-    while not met or met[-1]:
+    places: list[str] = []
+    while not places or places[-1]:
         harness, deliveries = before_an_answer(settings)
-        injected = Fault(harness.producer.sender._outcomes, "handle_response", len(met) + 1, fault, in_c)
+        injected = Fault(BatchOutcomes, "handle_response", len(places) + 1, fault, in_c)
         harness.run_for(2_000)
-        met.append(injected.where)
+        places.append(injected.where)
         if injected.where:
-            print(injected.where)  # shown where the test fails
+            print(injected.where)  # shows the place of the failure
             assert_nothing_is_left(harness)
             harness.close()
             assert harness.memory_in_use == 0
     assert deliveries[TAKEN][0].error is None, "the last run is without a fault"
     assert not harness.producer.has_failed
-    assert len(met) > (700 if in_c else 300)
-    assert len([where for where in met if where.endswith(" BatchOutcomes._settle")]) == 7
+    assert len(places) > (700 if in_c else 300)
+    assert len([where for where in places if where.endswith(" BatchOutcomes._settle")]) == 7
 
 
 @pytest.mark.usefixtures("no_log")
@@ -263,8 +269,8 @@ def test_fault_while_a_response_settles_leaves_nothing_behind(
 def test_fault_while_a_batch_expires_leaves_nothing_behind(
     settings: Mapping[str, str], fault: type[Exception], is_in_flight: bool
 ) -> None:
-    met: list[str] = []
-    while not met or met[-1]:
+    places: list[str] = []
+    while not places or places[-1]:
         limits = {"delivery.timeout.ms": "6000", "request.timeout.ms": "5980"}
         harness = ProducerHarness({**settings, **limits}, topics={TOPIC: 2})
         harness.warm_up()
@@ -276,42 +282,42 @@ def test_fault_while_a_batch_expires_leaves_nothing_behind(
         for partition in (0, 1):
             harness.send(b"v", partition=partition)
         harness.send_columns(RecordColumns.from_rows([b"c"] * 2, partitions=[0, 1]))
-        injected = Fault(harness.producer.sender._outcomes, "expire", len(met) + 1, fault)
+        injected = Fault(BatchOutcomes, "expire", len(places) + 1, fault)
         deadline_ms = harness.now_ms + 20_000
         while harness.now_ms < deadline_ms and not harness.producer.sender.has_failed_turn:
-            harness.producer.sender._run_safely()
-        met.append(injected.where)
+            harness.turn_of_thread()
+        places.append(injected.where)
         for _ in range(5):
-            harness.producer.sender._run_safely()
+            harness.turn_of_thread()
         if injected.where:
-            print(injected.where)  # shown where the test fails
+            print(injected.where)  # shows the place of the failure
             assert_nothing_is_left(harness)
-    assert len(met) > 20
+    assert len(places) > 20
 
 
 @pytest.mark.usefixtures("no_log")
 @pytest.mark.parametrize("fault", [MemoryError, IllegalStateError])
 def test_fault_while_sending_fails_drained_batches_at_once(fault: type[Exception]) -> None:
     """Bug: the records waited for delivery.timeout.ms, and their memory for the close."""
-    met: list[str] = []
-    while not met or met[-1]:
+    places: list[str] = []
+    while not places or places[-1]:
         harness = ProducerHarness({**ONE_IN_FLIGHT, "linger.ms": "0"}, topics={TOPIC: 2})
         harness.warm_up()
         for partition in (0, 1):
             harness.send(b"v", partition=partition)
         harness.send_columns(RecordColumns.from_rows([b"c"] * 2, partitions=[0, 1]))
-        injected = Fault(harness.producer.sender, "_send_producer_data", len(met) + 1, fault)
+        injected = Fault(harness.producer.sender, "_send_producer_data", len(places) + 1, fault)
         deadline_ms = harness.now_ms + 2_000
         while harness.now_ms < deadline_ms and harness.accumulator.has_incomplete:
-            harness.producer.sender._run_safely()
-        met.append(injected.where)
+            harness.turn_of_thread()
+        places.append(injected.where)
         if injected.where:
-            print(injected.where)  # shown where the test fails
+            print(injected.where)  # shows the place of the failure
             assert_all_has_ended(harness)
             errors = [delivery.error for delivery in harness.deliveries if isinstance(delivery, Delivery)]
-            is_of_encoding = any("could not be encoded" in str(error) for error in errors)  # which fails one batch
+            is_of_encoding = any("could not be encoded" in str(error) for error in errors)  # fails only one batch
             assert harness.producer.has_failed is not is_of_encoding
-    assert len(met) > 50
+    assert len(places) > 50
 
 
 # ---- in a transaction ------------------------------------------------------------------------------------------------
@@ -326,7 +332,7 @@ def in_a_transaction(version: int) -> TransactionHarness:
 def assert_every_call_raises_at_once(harness: TransactionHarness, *calls: str) -> None:
     for call in calls:
         began_ms = harness.now_ms
-        with pytest.raises(KafkaError, match=r"fault of its own|failed to handle"):
+        with pytest.raises(KafkaError, match=r"internal error|failed to handle"):
             getattr(harness.producer, call)()
         assert harness.now_ms - began_ms < 1_000, call
 
@@ -336,16 +342,16 @@ def assert_every_call_raises_at_once(harness: TransactionHarness, *calls: str) -
     ("version", "fault"), [pytest.param(1, MemoryError, marks=pytest.mark.slow), (2, IllegalStateError)]
 )
 def test_transaction_with_fault_in_any_call_is_not_committed(version: int, fault: type[Exception]) -> None:
-    """Nor does its commit wait for what never comes."""
-    met: list[str] = []
-    while not met or met[-1]:
+    """Its commit does not wait for an outcome that never comes either."""
+    places: list[str] = []
+    while not places or places[-1]:
         harness = in_a_transaction(version)
         sends_for_a_mixed_answer(harness)
-        injected = Fault(harness.producer.sender._outcomes, "handle_response", len(met) + 1, fault)
+        injected = Fault(BatchOutcomes, "handle_response", len(places) + 1, fault)
         harness.run_for(2_000)
-        met.append(injected.where)
+        places.append(injected.where)
         if injected.where:
-            print(injected.where)  # shown where the test fails
+            print(injected.where)  # shows the place of the failure
             assert_nothing_is_left(harness)
             began_ms = harness.now_ms
             with pytest.raises(KafkaError):
@@ -354,7 +360,7 @@ def test_transaction_with_fault_in_any_call_is_not_committed(version: int, fault
             harness.close()
             assert not any(harness.committed(place) for place in range(7))
             assert harness.memory_in_use == 0
-    assert len(met) > 300
+    assert len(places) > 300
 
 
 @both_versions
@@ -374,7 +380,7 @@ def test_split_without_memory_requires_an_abort(monkeypatch: pytest.MonkeyPatch,
 
 @both_versions
 def test_impossible_state_in_a_refused_batch_is_fatal(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
-    """Bug: each commit timed out, and each abort said that the state forbids it."""
+    """Bug: each commit timed out, and each abort said that the state does not allow it."""
     harness = in_a_transaction(version)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(InvalidRecordError))
     harness.send(b"v", partition=0)
@@ -388,10 +394,10 @@ def test_impossible_state_in_a_refused_batch_is_fatal(monkeypatch: pytest.Monkey
 
 @both_versions
 def test_impossible_state_in_an_answer_is_fatal(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
-    """Also where every batch of the answer could be settled."""
+    """Also if every batch of the answer could be settled."""
     harness = in_a_transaction(version)
     harness.send(b"v", partition=0)
-    raise_once(monkeypatch, harness.producer.sender._outcomes, "_note_answer", IllegalStateError("cannot be"))
+    raise_once(monkeypatch, BatchOutcomes, "_note_answer", IllegalStateError("cannot be"))
     assert_every_call_raises_at_once(harness, "commit_transaction", "abort_transaction")
     assert harness.state is State.FATAL_ERROR
     assert_nothing_is_left(harness)
@@ -414,7 +420,7 @@ def test_impossible_state_in_a_turn_is_fatal(monkeypatch: pytest.MonkeyPatch, ve
     harness = in_a_transaction(version)
     harness.send(b"v", partition=0)
     raise_once(monkeypatch, harness.manager, "_enqueue_new_partitions", IllegalStateError("cannot become one"))
-    harness.producer.sender._run_safely()
+    harness.turn_of_thread()
     assert harness.state is State.FATAL_ERROR
     assert_every_call_raises_at_once(harness, "commit_transaction", "abort_transaction")
     harness.settle(1_000)

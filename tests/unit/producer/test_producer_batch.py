@@ -1,4 +1,4 @@
-"""A batch from its first record to its end: room, places, sequences, the wire, and one end only."""
+"""A batch from its first record to its end: room, places, sequences, the sealed bytes, and exactly one end."""
 
 from __future__ import annotations
 
@@ -90,24 +90,26 @@ def test_runs_filled_in_any_order_keep_their_places() -> None:
 
 
 def test_callback_is_called_once_for_consecutive_runs() -> None:
-    told: dict[str, list[RunMetadata]] = {"a": [], "b": []}
-    a, b = (lambda run, _, calls=calls: calls.append(run) for calls in told.values())
+    reported: dict[str, list[RunMetadata]] = {"a": [], "b": []}
+    a, b = (lambda run, _, calls=calls: calls.append(run) for calls in reported.values())
     batch = ProducerBatch(PLACE, 0, 10_000, 0)
     for count, size, callback in ((2, 20, a), (3, 50, a), (1, 9, b), (1, 7, a), (4, 40, None), (1, 8, a), (1, 6, a)):
         batch.reserve_run(count, size, free_memory(), callback)
     append(batch, b"row 13")
     batch.reserve_run(1, 5, free_memory(), a)
     batch.complete(100, None)
-    runs = {name: [(run.base_offset, run.record_count, run.serialized_size) for run in told[name]] for name in told}
+    runs = {
+        name: [(run.base_offset, run.record_count, run.serialized_size) for run in reported[name]] for name in reported
+    }
     assert runs == {"a": [(100, 5, 70), (106, 1, 7), (111, 2, 14), (114, 1, 5)], "b": [(105, 1, 9)]}
 
 
 def test_callback_gets_exact_bytes_of_its_rows() -> None:
-    told: list[int] = []
+    reported: list[int] = []
     batch = ProducerBatch(PLACE, 0, 10_000, 0)
 
     def tell(run: RunMetadata, _: object) -> None:
-        told.append(run.serialized_size)
+        reported.append(run.serialized_size)
 
     first, second = (batch.reserve_run(2, 90, free_memory(), tell) for _ in range(2))
     taken = 0
@@ -118,7 +120,7 @@ def test_callback_gets_exact_bytes_of_its_rows() -> None:
     batch.close_for_appends()
     assert batch.seal(NONE).size == HEADER_SIZE + taken
     batch.complete(0, None)
-    assert told == [taken]
+    assert reported == [taken]
 
 
 def test_the_largest_timestamp_is_kept() -> None:
@@ -148,7 +150,7 @@ def test_a_batch_is_sealed_once_and_kept_for_retries() -> None:
 
 
 def test_compressed_batch_frees_its_records() -> None:
-    value = b"".join([b"a row of ", b"send"])  # no constant, which others hold
+    value = b"".join([b"a row of ", b"send"])  # not a constant that others have
     held = sys.getrefcount(value)
     batch = batch_of(value)
     run = encode_rows([None], [b"x"], [()], [50], 1, 50)
@@ -233,7 +235,7 @@ def test_retry_backs_off_unless_the_leader_is_newer() -> None:
     assert batch.leader_has_changed
     assert not batch.is_backing_off(1_000)
     batch.mark_attempt(NotLeaderOrFollowerError(), 1_001, 1_300)
-    assert batch.is_backing_off(1_002)  # the new leader has been tried too
+    assert batch.is_backing_off(1_002)  # the new leader was tried too
 
 
 def test_without_epochs_a_retry_waits() -> None:
@@ -271,7 +273,7 @@ def test_futures_are_done_after_the_callbacks_have_run() -> None:
     assert future.result(0).offset == 9
 
 
-def test_deallocated_batch_frees_its_bytes_and_knows_their_size() -> None:
+def test_deallocated_batch_frees_exactly_its_bytes() -> None:
     batch = batch_of(b"a", b"b")
     first, second = (batch.reserve_run(1, 60, free_memory(), None) for _ in range(2))
     run = encode_rows([None], [b"x"], [()], [50], 2, 50)

@@ -20,7 +20,7 @@ CODEC = codec_for("zstd")
 
 
 def batch_of(size: int, noise: float = 0.0, topic: str = "flights") -> ProducerBatch:
-    """A batch of about `size` bytes. The share `noise` of them is random."""
+    """Return a batch of about `size` bytes. The share `noise` of them is random."""
     batch = ProducerBatch(TopicPartition(topic, 0), 0, 10 * BATCH_SIZE, 0)
     source = random.Random(size)
     noisy = int(size * noise)

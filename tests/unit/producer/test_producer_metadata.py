@@ -1,4 +1,4 @@
-"""The topics a producer keeps metadata of: added, asked for, answered, forgotten; and the wait for an update."""
+"""The topics of a producer's metadata: added, requested, answered, forgotten; and the wait for an update."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_new_topic_is_requested_at_once_by_itself() -> None:
     clock = FakeClock()
     metadata = metadata_at(clock)
     metadata.add("a", clock.now_ms())
-    assert not answer(metadata, clock, "a")  # the first time everything is due
+    assert not answer(metadata, clock, "a")  # the first request asks for everything
     clock.advance(5)
     metadata.add("b", clock.now_ms())
     assert new_topics(metadata) == {"b"}
@@ -172,7 +172,7 @@ def test_a_wait_ends_with_a_newer_update() -> None:
     start_ms = clock.now_ms()
     metadata.await_update(version, 1_000)
     assert clock.now_ms() == start_ms + 30
-    metadata.await_update(version, 0)  # it is there: no wait
+    metadata.await_update(version, 0)  # the update is there already, so there is no wait
 
 
 def test_a_wait_ends_at_its_limit() -> None:
@@ -227,16 +227,16 @@ def test_wait_ends_with_the_close() -> None:
         metadata.await_update(metadata.update_version, 1_000)
 
 
-@pytest.mark.parametrize("is_told", [True, False], ids=["told before", "not told yet"])
+@pytest.mark.parametrize("is_reported", [True, False], ids=["reported before", "not reported yet"])
 @pytest.mark.parametrize("code", [ErrorCode.invalid_topic_exception, ErrorCode.topic_authorization_failed])
-def test_old_refusal_does_not_answer_new_request(code: int, is_told: bool) -> None:
-    """Bug: the answer about another topic brought it again, to a send that came once it was allowed."""
+def test_old_refusal_does_not_answer_new_request(code: int, is_reported: bool) -> None:
+    """Bug: the answer about another topic repeated the refusal for a later send, which was allowed by then."""
     clock = FakeClock()
     metadata = metadata_at(clock)
     metadata.add("refused", clock.now_ms())
     refusal = MetadataResponse({0: NODE}, (TopicMetadata("refused", code),), "cluster", 0)
     metadata.update(metadata.new_metadata_request_and_version(0).request_version, refusal, False, clock.now_ms())
-    if is_told:
+    if is_reported:
         with pytest.raises(KafkaError, match="refused"):
             metadata.maybe_raise_error_for_topic("refused")
     metadata.add("another", clock.now_ms())

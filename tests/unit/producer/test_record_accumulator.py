@@ -1,9 +1,8 @@
-"""Queues of batches: what an append makes, what is ready, what is drained and in which order, and what comes back."""
+"""Queues of batches: what an append makes, what is ready, what is drained in which order, and returned batches."""
 
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -67,12 +66,12 @@ class Rules(NoDrainRules):
     """Drain rules that a test sets."""
 
     def __init__(self) -> None:
-        self.waiting: set[ProducerBatch] = set()
+        self.waiting: set[TopicPartition] = set()
         self.is_completing = False
         self.drained: list[ProducerBatch] = []
 
     def must_wait(self, batch: ProducerBatch) -> bool:
-        return batch in self.waiting
+        return batch.topic_partition in self.waiting
 
     def on_drain(self, batch: ProducerBatch) -> None:
         self.drained.append(batch)
@@ -85,6 +84,7 @@ class Rig:
         memory: int = 100_000,
         rules: DrainRules | None = None,
         delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
+        retry_backoff: ExponentialBackoff | None = None,
     ) -> None:
         self.clock = FakeClock()
         self.pool = BufferPool(memory, self.clock)
@@ -92,7 +92,8 @@ class Rig:
             sizes=BatchSizes(batch_size),
             linger_ms=LINGER_MS,
             delivery_timeout_ms=delivery_timeout_ms,
-            retry_backoff=ExponentialBackoff(RETRY_BACKOFF_MS, 2, RETRY_BACKOFF_MS, 0, random.Random(1)),
+            retry_backoff=retry_backoff
+            or ExponentialBackoff(RETRY_BACKOFF_MS, 2, RETRY_BACKOFF_MS, 0, random.Random(1)),
             pool=self.pool,
             drain_rules=rules or NoDrainRules(),
         )
@@ -193,7 +194,7 @@ def test_without_memory_an_append_fails_and_leaves_no_batch() -> None:
 
 
 def test_age_of_a_batch_begins_with_its_memory() -> None:
-    """Else its linger and its delivery timeout would run while there is nothing to send."""
+    """Otherwise its linger and its delivery timeout would run while there is nothing to send."""
     rig = Rig(memory=150, batch_size=1)
     rig.append()
     first = rig.drain_one()
@@ -219,7 +220,7 @@ def test_age_of_a_batch_begins_with_its_memory() -> None:
     assert rig2.drain_one().created_ms == rig2.now_ms
 
 
-def test_a_closed_accumulator_takes_nothing_and_keeps_no_memory() -> None:
+def test_closed_accumulator_accepts_nothing_and_keeps_no_memory() -> None:
     rig = Rig()
     rig.accumulator.close()
     with pytest.raises(ProducerClosedError):
@@ -269,7 +270,7 @@ def test_room_is_that_of_the_batch_that_takes_records() -> None:
     assert rig.accumulator.room(place(0)) == 2 * ONE_RECORD
     for _ in range(3):
         rig.append()
-    assert len(rig.accumulator._queues[place(0)].batches) == 2
+    assert rig.ready(cluster_of(0)).queue_sizes == {TOPIC: {0: 2}}
     assert rig.accumulator.room(place(0)) == 2 * ONE_RECORD, "of the second batch: the first is closed"
     assert rig.accumulator.room(place(1)) == 0
     rig.drain(cluster_of(0))
@@ -304,7 +305,7 @@ def test_block_and_records_share_a_batch_in_append_order() -> None:
     assert check_batch(batch.sealed_bytes()).max_timestamp == 77
 
 
-def test_a_row_larger_than_a_batch_gets_one_alone() -> None:
+def test_row_larger_than_a_batch_gets_its_own_batch() -> None:
     rig = Rig(batch_size=100)
     append_block(rig, [b"a", bytes(500), b"b"], [0, 0, 0], None)
     counts = [rig.drain_one().record_count for _ in range(3)]
@@ -328,17 +329,17 @@ def test_memory_of_a_block_goes_back_with_its_last_batch() -> None:
 
 def test_rows_of_several_blocks_in_a_batch_are_reported_once() -> None:
     rig = Rig()
-    told: list[tuple[int, int, int]] = []
+    reported: list[tuple[int, int, int]] = []
 
     def callback(run: RunMetadata, _error: object) -> None:
-        told.append((run.partition, run.base_offset, run.record_count))
+        reported.append((run.partition, run.base_offset, run.record_count))
 
     for partitions in ([0, 1], [1, 1, 0], [1]):
         block = Block(RecordColumns.from_rows([b"v"] * len(partitions)), np.array(partitions, np.int32), 77)
         rig.accumulator.append_block(TOPIC, block, block.groups, callback, 0, rig.now_ms)
     for batch in (batch for batches in rig.drain(cluster_of(0, 1)).values() for batch in batches):
         batch.complete(100, None)
-    assert sorted(told) == [(0, 100, 2), (1, 100, 4)]
+    assert sorted(reported) == [(0, 100, 2), (1, 100, 4)]
 
 
 def test_unfilled_batch_is_not_ready_drained_or_expired() -> None:
@@ -349,7 +350,7 @@ def test_unfilled_batch_is_not_ready_drained_or_expired() -> None:
     rig.clock.advance(1)
 
     class Watched:
-        """The block, looked at from the Sender's side in the middle of its encoding."""
+        """A block that the test inspects from the Sender's side during its encoding."""
 
         def __getattr__(self, name: str) -> object:
             return getattr(block, name)
@@ -363,7 +364,6 @@ def test_unfilled_batch_is_not_ready_drained_or_expired() -> None:
             expired.fail(KafkaError("late"))
             rig.accumulator.deallocate(expired)
             seen.append(rig.accumulator.next_expiry_ms())
-            rig.accumulator._flushes.add("one")
             return block.encode(runs)
 
     rig.accumulator.append_block(TOPIC, cast(Block, Watched()), block.groups, None, 0, rig.now_ms)
@@ -451,31 +451,39 @@ def test_a_full_batch_does_not_linger() -> None:
     assert rig.ready(cluster_of(0)).ready_nodes == {0: NODES[0]}
 
 
-def hurry_by_memory(rig: Rig) -> None:
-    rig.pool._waiters.append(threading.Condition())
+def while_memory_is_waited_for(rig: Rig, rules: Rules, look: Callable[[], None]) -> None:
+    rig.clock.on_wait = lambda timeout_ms: [look(), rig.clock.advance(timeout_ms)]
+    with pytest.raises(BufferExhaustedError):
+        rig.pool.allocate(rig.pool.total_memory, 5, Grant())
 
 
-def hurry_by_flush(rig: Rig) -> None:
-    rig.accumulator._flushes.add("one")
+def during_a_flush(rig: Rig, rules: Rules, look: Callable[[], None]) -> None:
+    rig.accumulator.flush(look, lambda batch: True)
 
 
-def hurry_by_close(rig: Rig) -> None:
+def after_a_close(rig: Rig, rules: Rules, look: Callable[[], None]) -> None:
     rig.accumulator.close()
+    look()
 
 
-def hurry_by_transaction(rig: Rig) -> None:
-    rules = rig.accumulator._rules
-    assert isinstance(rules, Rules)
+def at_the_end_of_a_transaction(rig: Rig, rules: Rules, look: Callable[[], None]) -> None:
     rules.is_completing = True
+    look()
 
 
-@pytest.mark.parametrize("hurry", [hurry_by_memory, hurry_by_flush, hurry_by_close, hurry_by_transaction])
-def test_nothing_lingers_when_there_is_reason_to_hurry(hurry: Callable[[Rig], None]) -> None:
-    rig = Rig(rules=Rules())
+@pytest.mark.parametrize(
+    "hurry", [while_memory_is_waited_for, during_a_flush, after_a_close, at_the_end_of_a_transaction]
+)
+def test_nothing_lingers_during_flush_close_or_full_memory(
+    hurry: Callable[[Rig, Rules, Callable[[], None]], None],
+) -> None:
+    rules = Rules()
+    rig = Rig(rules=rules)
     rig.append()
     assert rig.ready(cluster_of(0)).ready_nodes == {}
-    hurry(rig)
-    assert set(rig.ready(cluster_of(0)).ready_nodes) == {0}
+    seen: list[set[int]] = []
+    hurry(rig, rules, lambda: seen.append(set(rig.ready(cluster_of(0)).ready_nodes)))
+    assert seen == [{0}]
 
 
 def test_lingering_begins_again_when_the_flush_is_over() -> None:
@@ -566,7 +574,7 @@ def test_drain_stops_at_max_request_size_after_one_batch() -> None:
 
 
 def compressible(rig: Rig, rounds: int = 20) -> None:
-    """Let the rig learn that its topic's batches shrink to nearly nothing."""
+    """Let the rig learn that its topic's batches compress to almost nothing."""
     batch = ProducerBatch(place(0), 0, 10**6, 0)
     batch.append_row(None, bytes(5_000), (), 0, 5_000, None)
     batch.seal(codec_for("zstd"))
@@ -574,7 +582,7 @@ def compressible(rig: Rig, rounds: int = 20) -> None:
         rig.accumulator.sizes.learn(batch)
 
 
-def test_a_drain_counts_what_compression_is_expected_to_leave() -> None:
+def test_drain_counts_the_expected_compressed_size() -> None:
     rig = Rig(batch_size=1_000)
     for partition in range(4):
         rig.append(partition, 900)
@@ -614,7 +622,7 @@ def test_a_partition_without_batches_does_not_break_the_round() -> None:
     order = [rig.drain(cluster_of(0, 0, 0), max_size=1)[0][0].topic_partition.partition for _ in range(4)]
     assert order == [0, 2, 0, 2]
     assert rig.drain(cluster_of(0, 0, 0)) == {}
-    assert rig.drain(cluster_of(1), nodes=NODES[:1]) == {}  # it leads nothing any more
+    assert rig.drain(cluster_of(1), nodes=NODES[:1]) == {}  # it leads no partition any more
 
 
 def test_node_that_leads_no_partition_is_drained_of_nothing() -> None:
@@ -662,7 +670,7 @@ def test_batch_held_back_by_rules_blocks_no_other_partition() -> None:
     rig = Rig(batch_size=1, rules=rules)
     rig.append(0)
     rig.append(1)
-    rules.waiting.add(rig.accumulator._queues[place(0)].batches[0])
+    rules.waiting.add(place(0))
     (batch,) = rig.drain(cluster_of(0, 0))[0]
     assert batch.topic_partition == place(1)
     assert rules.drained == [batch]
@@ -670,7 +678,7 @@ def test_batch_held_back_by_rules_blocks_no_other_partition() -> None:
     assert rig.drain_one(cluster_of(0, 0)).topic_partition == place(0)
 
 
-# ---- back again ------------------------------------------------------------------------------------------------------
+# ---- returned batches ------------------------------------------------------------------------------------------------
 
 
 def test_retry_waits_for_backoff_and_does_not_linger() -> None:
@@ -700,8 +708,7 @@ def test_a_retry_goes_at_once_when_the_leader_has_changed() -> None:
 
 
 def test_the_backoff_grows_with_the_attempts() -> None:
-    rig = Rig(batch_size=1)
-    rig.accumulator._retry_backoff = ExponentialBackoff(100, 2, 1_000, 0, random.Random(1))
+    rig = Rig(batch_size=1, retry_backoff=ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)))
     rig.append()
     pauses = []
     for _ in range(5):
@@ -748,7 +755,7 @@ def test_split_parts_take_place_and_memory_of_batch() -> None:
 def test_first_batch_expires_first_after_split_parts_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each turn of the Sender asks; a look at all of 10,000 takes milliseconds."""
+    """Each turn of the Sender asks for it; a search through all 10,000 batches takes milliseconds."""
     rig = Rig(batch_size=10_000)
     for _ in range(2):
         rig.append()
@@ -770,7 +777,7 @@ def test_empty_queue_of_a_forgotten_topic_is_removed() -> None:
         rig.append(partition)
     in_flight = rig.drain_one(cluster_of(0, None, None, None))  # partition 0; those of 1 to 3 wait
     rig.ready(cluster_of(None, 0, 0))
-    assert set(rig.accumulator._queues) == {place(1), place(2), place(3)}
+    assert set(rig.ready(cluster_of(0, 0, 0, 0)).queue_sizes[TOPIC]) == {1, 2, 3}
     rig.accumulator.reenqueue(in_flight, NotLeaderOrFollowerError(), rig.now_ms)
     rig.append(0)
     rig.clock.advance(2 * RETRY_BACKOFF_MS)
@@ -789,7 +796,7 @@ def test_muted_partition_without_batches_keeps_its_queue() -> None:
     rig.accumulator.unmute(place(0))
     assert rig.ready(cluster_of(0)).queue_sizes == {TOPIC: {0: 1}}
     rig.drain_one(cluster_of(0))
-    assert rig.ready(cluster_of(0)).queue_sizes == {TOPIC: {0: 0}}  # for a leader that takes all the load counts
+    assert rig.ready(cluster_of(0)).queue_sizes == {TOPIC: {0: 0}}  # for a leader that accepts all the load counts
 
 
 # ---- expiry ----------------------------------------------------------------------------------------------------------
@@ -894,7 +901,7 @@ def test_flush_waits_for_present_batches_and_their_parts() -> None:
         waited.append(pending)
         if pending is batch:
             rig.accumulator.split_and_reenqueue(batch, rig.now_ms)
-            rig.append(1)  # after the flush began: not its concern
+            rig.append(1)  # after the flush began, so the flush ignores it
         return True
 
     assert rig.accumulator.flush(lambda: None, wait)

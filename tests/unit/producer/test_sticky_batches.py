@@ -1,4 +1,4 @@
-"""How many batches unkeyed records make, against the rule of the Java client on the same arrivals (KIP-794)."""
+"""The number of batches of unkeyed records, compared with the Java client's rule on the same arrivals (KIP-794)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ MOST = 1.05
 
 
 def batches_of_java(rounds: int, per_round: int, size: int, batch_size: int) -> int:
-    """The batches that BuiltInPartitioner and RecordAccumulator of Kafka 4 make. All batches go between two rounds."""
+    """Return the batches of Kafka 4's BuiltInPartitioner and RecordAccumulator. All batches are sent between two
+    rounds.
+    """
     batches, produced, filled = 0, 0, 0
     for _ in range(rounds):
-        filled = 0  # nothing of the round before is left, so every batch counts as full
+        filled = 0  # no batch of the round before is left, so every batch counts as full
         for _ in range(per_round):
             if produced >= batch_size and (filled == 0 or filled >= batch_size):
                 produced, filled = 0, 0
@@ -45,7 +47,7 @@ def harness(batch_size: int | None) -> ProducerHarness:
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.67, 0.75, 0.9, 1.3])
 @pytest.mark.parametrize("calls", [0, 1, 4], ids=["rows", "columns", "columns in four calls"])
 def test_rounds_of_any_size_make_no_more_batches_than_java(calls: int, share: float) -> None:
-    """`calls`: of `send_columns` for each round, 0 where every row is sent by itself."""
+    """`calls`: the `send_columns` calls of each round; 0 sends every row by itself."""
     bench = harness(None if calls else 16_384)
     batch_size = bench.config.batch_size
     value = bytes(batch_size // ROWS_OF_A_BATCH)
@@ -67,7 +69,7 @@ def test_rounds_of_any_size_make_no_more_batches_than_java(calls: int, share: fl
 
 
 def test_twelve_kilobytes_a_linger_make_one_batch_each() -> None:
-    """Java's own case: without the second half of KIP-794 batches of 12 and 4 KB take turns."""
+    """Java's own case: without the second half of KIP-794, batches of 12 and 4 KB alternate."""
     bench = harness(16_384)
     before = bench.sent_batches()
     for _ in range(ROUNDS):

@@ -1,5 +1,5 @@
-"""A transaction's requests: the operation under way, what each error code leads to, what each request says and how its
-answer is read, and the queue.
+"""A transaction's requests: the current operation, the action for each error code, the contents of each request and
+answer, and the queue.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PLACE = TopicPartition("t", 0)
 PLACES = [TopicPartition("b", 1), TopicPartition("a", 2), TopicPartition("b", 0)]
 
 
-# ---- one operation at a time, and its outcome kept until its caller hears it -----------------------------------------
+# ---- one operation at a time; its outcome is kept until its caller gets it -------------------------------------------
 
 
 def test_wait_ends_with_the_result_or_time_limit() -> None:
@@ -57,7 +57,7 @@ def test_wait_ends_with_the_result_or_time_limit() -> None:
     began_ms = clock.now_ms()
     assert not result.wait(clock, 700)
     assert clock.now_ms() - began_ms == 700
-    assert not result.is_heard
+    assert not result.is_reported
 
     def finish(timeout_ms: int) -> None:
         assert timeout_ms == 1_000
@@ -67,7 +67,7 @@ def test_wait_ends_with_the_result_or_time_limit() -> None:
     clock.on_wait = finish
     assert result.wait(clock, 1_000)
     assert clock.now_ms() - began_ms == 1_000
-    assert result.is_heard
+    assert result.is_reported
     assert result.error is None
 
 
@@ -134,7 +134,7 @@ def test_any_operation_may_begin_after_a_failure() -> None:
     pending.ensure_none("begin_transaction")
 
 
-def test_an_abort_overtakes_offsets_and_nothing_else_does() -> None:
+def test_only_an_abort_overtakes_offsets() -> None:
     pending = PendingOperation()
     pending.begin("send_offsets_to_transaction")
     with pytest.raises(IllegalStateError):
@@ -171,7 +171,7 @@ def answer(api_key: int, version: int, values: dict[str, Any]) -> Any:
 
 
 def done(_: object) -> None:
-    """A callback that does nothing."""
+    """Do nothing."""
 
 
 @pytest.mark.parametrize(
@@ -241,12 +241,12 @@ def test_most_severe_action_counts() -> None:
     ],
 )
 def test_refusal_has_its_place_and_the_brokers_text(error_code: int, error_class: type[Exception]) -> None:
-    plain, told = (Refusal(error_code, "place", text).error("EndTxn", "1") for text in (None, "ask Ada"))
-    assert type(plain) is type(told) is error_class
+    plain, reported = (Refusal(error_code, "place", text).error("EndTxn", "1") for text in (None, "ask Ada"))
+    assert type(plain) is type(reported) is error_class
     assert str(plain).startswith("place: ")
     assert len(str(plain)) > len("place: ")
-    assert str(told) == "place: ask Ada"
-    assert plain.error_code == told.error_code == error_code
+    assert str(reported) == "place: ask Ada"
+    assert plain.error_code == reported.error_code == error_code
 
 
 def test_a_code_without_a_class_keeps_its_number() -> None:
@@ -395,7 +395,7 @@ def test_offsets_go_with_their_texts_and_their_member() -> None:
 
 
 def test_refused_offset_names_the_required_right() -> None:
-    """Not for records, because the sentence of the error is about them."""
+    """The error does not use the class's sentence, which is about records."""
     request = requests.txn_offset_commit(OPEN, GroupMetadata("g"), {PLACES[0]: (7, None)}, RESULT)
     topics = [{"name": "b", "partitions": [{"partition_index": 1, "error_code": ErrorCode.topic_authorization_failed}]}]
     (refusal,) = request.refusals(answer(ApiKey.TXN_OFFSET_COMMIT, 4, {"topics": topics}))
@@ -419,7 +419,8 @@ def test_end_has_its_outcome_and_the_version_of_its_transaction(
     ]
 
 
-# ---- which request goes next, where to, and when again ---------------------------------------------------------------
+# ---- the next request, its node, and its retry
+# ------------------------------------------------------------------------
 
 
 def end() -> TransactionRequest:
@@ -498,17 +499,21 @@ def test_a_coordinator_is_forgotten_for_all_its_requests(queue: TransactionQueue
     queue.with_coordinator(add())[0].succeeded(found(4))
     queue.forget_coordinator(end())
     assert queue.with_coordinator(add())[1] is None
-    queue.forget_coordinator(lookup())  # goes to any node: nothing to forget
+    queue.forget_coordinator(lookup())  # for any node, so no coordinator is forgotten
 
 
 def test_number_of_remembered_coordinators_is_limited(queue: TransactionQueue) -> None:
-    for number in range(20_000):
-        request = requests.add_partitions(V1._replace(transactional_id=f"id-{number}"), [PLACE], done, RESULT)
+    made = [
+        requests.add_partitions(V1._replace(transactional_id=f"id-{number}"), [PLACE], done, RESULT)
+        for number in range(20_000)
+    ]
+    for request in made:
         asked, _ = queue.with_coordinator(request)
         queue.remove(asked)
         asked.succeeded(found(4))
         assert queue.with_coordinator(request) == (request, Node(4, "host-4", 9092))
-    assert len(queue._coordinators) <= 10_000
+    known = [queue.with_coordinator(request)[1] for request in made]
+    assert sum(node is not None for node in known) <= 10_000
 
 
 def test_a_request_waits_longer_each_time(queue: TransactionQueue) -> None:

@@ -22,6 +22,7 @@ from support.scripted_broker import faults
 from support.scripted_broker.batches import check_batch
 from support.transaction_harness import GROUP, ID, PLACE, TransactionHarness
 
+from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     CoordinatorLoadInProgressError,
@@ -149,7 +150,7 @@ def test_columns_belong_to_the_transaction_too(version: int) -> None:
 
 
 @both_versions
-def test_a_commit_sends_what_lingers_and_waits_for_it(version: int) -> None:
+def test_commit_sends_lingering_records_and_waits(version: int) -> None:
     harness = TransactionHarness(version, {"linger.ms": "60000", "delivery.timeout.ms": "120000"}).started()
     harness.cluster.on(ApiKey.PRODUCE, faults.delay(700))
     delivery = harness.send(b"a", partition=0)
@@ -209,12 +210,12 @@ def test_transaction_of_offsets_only_is_committed(version: int) -> None:
     assert {place: commit.offset for place, commit in harness.offsets().items()} == {(TOPIC, 0): 2, (TOPIC, 1): 3}
 
 
-def test_transaction_version_changes_only_with_next_transaction() -> None:
+def test_transaction_version_changes_only_with_next_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = {"transaction.version": 1}
+    monkeypatch.setattr(ApiVersions, "finalized_feature", lambda _, name: levels[name])
     harness = TransactionHarness(1)
     harness.producer.init_transactions()
     harness.commit(b"a")
-    levels = {"transaction.version": 1}
-    harness.manager._finalized_feature = levels.__getitem__
     harness.producer.begin_transaction()
     harness.send(b"b", partition=0)
     levels["transaction.version"] = 2
@@ -231,7 +232,7 @@ def test_transaction_version_changes_only_with_next_transaction() -> None:
     assert harness.stored()[-1] == (1, 0)
 
 
-# ---- when it may be called -------------------------------------------------------------------------------------------
+# ---- the states in which it may be called ----------------------------------------------------------------------------
 
 
 @both_versions
@@ -289,23 +290,23 @@ def test_a_producer_without_an_id_has_no_transactions() -> None:
 @both_versions
 def test_a_callback_cannot_end_a_transaction(version: int) -> None:
     harness = TransactionHarness(version).started()
-    told: list[IllegalStateError] = []
+    reported: list[IllegalStateError] = []
 
     def end(*_: object) -> None:
         try:
             harness.producer.commit_transaction()
         except IllegalStateError as error:
-            told.append(error)
+            reported.append(error)
 
-    harness.producer._thread = threading.current_thread()  # the callback's, here
+    harness.producer._thread = threading.current_thread()  # the thread of the callback, here
     harness.producer.send(TOPIC, b"v", partition=0, on_completion=end)
-    harness.run_until(lambda: told)
-    assert "callback" in str(told[0])
+    harness.run_until(lambda: reported)
+    assert "callback" in str(reported[0])
     harness.producer._thread = None
     harness.producer.commit_transaction()
 
 
-# ---- time-outs, and calling again ------------------------------------------------------------------------------------
+# ---- timeouts and repeated calls -------------------------------------------------------------------------------------
 
 
 @both_versions
@@ -387,7 +388,7 @@ def test_close_completes_a_commit_in_progress(version: int) -> None:
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("is_forced", [True, False])
 def test_end_succeeds_if_the_producer_closes_before_the_next_epoch(committed: bool, is_forced: bool) -> None:
-    """Bug: it raised ProducerClosedError, and a caller that writes a committed transaction again has it twice."""
+    """Bug: it raised ProducerClosedError. A caller would write the committed transaction a second time."""
     harness = TransactionHarness(1).started()
     harness.send(b"a", partition=0)
     harness.settle()

@@ -62,7 +62,7 @@ def test_failed_batch_costs_only_its_transaction(version: int, error_code: int, 
     assert isinstance(refused.error, error_class)
     assert TOPIC in str(refused.error)
     assert harness.state is State.ABORTABLE_ERROR
-    with pytest.raises(error_class, match=rf"met an error before.*{TOPIC}"):
+    with pytest.raises(error_class, match=rf"had an error before.*{TOPIC}"):
         harness.producer.commit_transaction()
     assert isinstance(harness.send(b"too late", partition=0).error, error_class)
     aborted_and_next_works(harness)
@@ -108,7 +108,7 @@ def test_an_error_says_whether_the_producer_can_go_on(version: int, error_code: 
     refused = harness.send(b"refused", partition=0)
     harness.settle()
     assert harness.producer.has_failed is is_fatal
-    with pytest.raises(KafkaError, match="met an error before") as caught:
+    with pytest.raises(KafkaError, match="had an error before") as caught:
         harness.producer.commit_transaction()
     for error in (refused.error, caught.value, pickle.loads(pickle.dumps(caught.value))):
         assert error is not None
@@ -222,7 +222,7 @@ def test_retriable_batch_does_not_cost_the_transaction(version: int, error_code:
 def test_later_batch_waits_until_the_gap_is_closed(version: int) -> None:
     harness = warm(version)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(RequestTimedOutError))
-    deliveries = send_all(harness, 4)  # the others meet OUT_OF_ORDER_SEQUENCE
+    deliveries = send_all(harness, 4)  # the others get OUT_OF_ORDER_SEQUENCE
     harness.producer.commit_transaction()
     assert [each.error for each in deliveries] == [None] * 4
     assert harness.committed()[2:] == [b"%d" % index for index in range(4)]
@@ -249,7 +249,7 @@ def test_a_batch_that_expires_costs_the_transaction(version: int, fault: faults.
     with pytest.raises(KafkaTimeoutError, match=r"delivery\.timeout\.ms=4000"):
         harness.producer.commit_transaction()
     assert deliveries[0].took_ms in range(4_000, 4_400)
-    # Bug: it was a KafkaTimeoutError again, after which a caller tries again, for ever
+    # Bug: it was a KafkaTimeoutError again, so a caller retried without end
     with pytest.raises(TransactionAbortableError, match=r"delivery\.timeout\.ms=4000.* Only abort_transaction is left"):
         harness.producer.commit_transaction()
     harness.cluster.scripts.clear()
@@ -350,7 +350,9 @@ def test_a_record_too_large_for_the_broker_costs_the_transaction(version: int) -
 
 @both_versions
 def test_each_call_of_a_transaction_raises_its_own_error(version: int) -> None:
-    """Bug: it raised that of the batch, which every future of the batch raised too: each added to its traceback."""
+    """Bug: it raised the error of the batch, which every future of the batch raised too: each raise made the traceback
+    longer.
+    """
     harness = warm(version)
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError))
     refused = harness.send(b"refused", partition=0)
@@ -368,7 +370,7 @@ def test_failed_batch_before_kafka_2_5_ends_the_producer() -> None:
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError))
     harness.send(b"refused", partition=0)
     harness.settle()
-    harness.producer.abort_transaction()  # the transaction itself has ended as it should
+    harness.producer.abort_transaction()  # the transaction itself has ended normally
     harness.run_for(100)
     assert harness.producer.has_failed
     with pytest.raises(

@@ -32,7 +32,7 @@ def test_under_version_1_a_partition_is_added_once() -> None:
     assert content.ask_for_new() == {A}
     content.add(A)  # while it is asked for
     assert content.ask_for_new() == frozenset()
-    content.give_in(frozenset({A}))
+    content.confirm_added(frozenset({A}))
     assert A in content
     content.add(A)
     content.add(B)
@@ -45,7 +45,7 @@ def test_under_version_1_only_an_added_partition_needs_an_end() -> None:
     assert content.is_empty
     asked = content.ask_for_new()
     assert content.is_empty
-    content.give_in(asked)
+    content.confirm_added(asked)
     assert not content.is_empty
 
 
@@ -71,7 +71,7 @@ def test_possibly_started_transaction_must_be_ended() -> None:
     content.may_have_started()
     assert not content.is_empty
     assert content.is_in_doubt
-    content.give_in(frozenset({A}))
+    content.confirm_added(frozenset({A}))
     assert not content.is_in_doubt
     content.may_have_started()
     assert not content.is_in_doubt
@@ -81,7 +81,7 @@ def test_possibly_started_transaction_must_be_ended() -> None:
 def test_next_transaction_begins_empty(version: int) -> None:
     content = begun(version)
     content.add(A)
-    content.give_in(content.ask_for_new())
+    content.confirm_added(content.ask_for_new())
     content.add(B)
     content.ask_for_new()
     content.forget()
@@ -116,7 +116,7 @@ def test_resumed_transaction_keeps_its_version_and_content(is_empty: bool) -> No
 
 
 @pytest.mark.parametrize("state", State, ids=lambda state: state.name)
-def test_closed_transaction_takes_records_of_joined_sends_only(state: State) -> None:
+def test_closed_transaction_accepts_only_records_of_joined_sends(state: State) -> None:
     machine = StateMachine()
     sends = JoinedSends(machine)
     machine.state = State.IN_TRANSACTION

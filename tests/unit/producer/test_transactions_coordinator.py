@@ -1,4 +1,4 @@
-"""Coordinators that move, load, vanish and refuse; answers that are lost."""
+"""Coordinators that move, load, vanish and refuse; lost answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.producer.transactions import State
 from spark_kafka_sink.protocol.versions import ApiKey
 
-# ---- retried until they pass -----------------------------------------------------------------------------------------
+# ---- retries until success -------------------------------------------------------------------------------------------
 
 
 @every_request
@@ -193,7 +193,7 @@ def test_a_lookup_is_repeated_until_there_is_a_coordinator(version: int) -> None
     finish(harness)
 
 
-# ---- the outcome of an end that was not answered ---------------------------------------------------------------------
+# ---- the outcome of an end without an answer -------------------------------------------------------------------------
 
 
 @both_versions
@@ -236,8 +236,8 @@ def test_under_version_1_a_late_copy_meets_another_epoch(lost: int, committed: b
 
 
 def test_version_1_late_offsets_meet_another_epoch() -> None:
-    """A TxnOffsetCommit is on its way when its transaction is aborted, the connection goes, and it arrives in the next
-    transaction.
+    """A TxnOffsetCommit is in transit when its transaction is aborted. The connection is lost, and the request arrives
+    in the next transaction.
     """
     harness = TransactionHarness(1, {"max.block.ms": "50"}).started()
     harness.cluster.on(ApiKey.TXN_OFFSET_COMMIT, faults.lose_request())
@@ -248,7 +248,7 @@ def test_version_1_late_offsets_meet_another_epoch() -> None:
     harness.network.cut(0)
     harness.run_until(lambda: result.is_done)
     assert result.error is None
-    result.is_heard = True
+    result.is_reported = True
     assert harness.manager.identity.producer == (1000, 1)
     harness.run_for(500)
     harness.producer.begin_transaction()
@@ -279,7 +279,7 @@ def test_commit_succeeds_if_the_next_epoch_is_refused() -> None:
         harness.producer.begin_transaction()
 
 
-# ---- an abort in the midst of things ---------------------------------------------------------------------------------
+# ---- an abort during other requests ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_abort_during_add_offsets_leaves_nothing_open(fault: faults.Hook) -> Non
     assert harness.coordinated.state in {"CompleteAbort", "Empty"}
     assert harness.cluster.requests_of(ApiKey.TXN_OFFSET_COMMIT) == []
     assert harness.offsets() == {}
-    result.is_heard = True
+    result.is_reported = True
     harness.commit(b"next")
     assert harness.committed() == [b"next"]
 

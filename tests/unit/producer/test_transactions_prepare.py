@@ -158,7 +158,7 @@ def test_new_init_aborts_an_unended_transaction_and_fences_others(version: int) 
 
 
 @both_versions
-def test_prepared_transaction_takes_no_more_records(version: int) -> None:
+def test_prepared_transaction_accepts_no_more_records(version: int) -> None:
     harness, _ = prepared_by_another(version, b"a")
     with pytest.raises(IllegalStateError, match="has a prepared transaction"):
         harness.send(b"more")
@@ -282,7 +282,7 @@ def test_next_transaction_is_not_resumed_before_the_last_outcome(version: int) -
 def test_preparing_waits_until_every_record_is_acknowledged(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     harness = TransactionHarness(version).started()
     delivery = harness.send(b"a", partition=0)
-    monkeypatch.setattr(harness.producer, "flush", harness.settle)  # its turns are the test's to make
+    monkeypatch.setattr(harness.producer, "flush", harness.settle)  # the test runs its turns
     harness.producer.prepare_transaction()
     assert delivery.error is None
     assert delivery.is_settled
@@ -362,7 +362,7 @@ def test_another_id_is_refused_within_a_transaction(version: int) -> None:
 
 
 def flush_by_turns(task: TransactionHarness, then: Callable[[], object] = lambda: None) -> None:
-    """Have `flush` turn the Sender until all records have ended; after the first time `then` comes in between."""
+    """Let `flush` run turns of the Sender until all records have ended. After the first turn, run `then`."""
     flushes: list[str] = []
 
     def flush(timeout: float | None = None) -> None:
@@ -404,7 +404,7 @@ def test_prepare_waits_for_joined_send_and_refuses_later(version: int) -> None:
         task.accumulator.append_row(PLACE, None, b"late", (), 0, 50, RecordThunk(late, None), 0, task.now_ms)
         task.manager.sends.leave("a send")
 
-    task.producer._clock.sleep_ms = passes
+    task.clock.sleep_ms = passes
     prepared = task.producer.prepare_transaction()
     assert late.done()
     assert not prepared.is_empty
@@ -412,7 +412,7 @@ def test_prepare_waits_for_joined_send_and_refuses_later(version: int) -> None:
 
 @both_versions
 def test_joined_send_columns_has_all_rows_in_the_prepared_transaction(version: int) -> None:
-    """Its later blocks may be of other partitions."""
+    """Its later blocks may have other partitions."""
     task = TransactionHarness(version).started()
     flush_by_turns(task)
     task.manager.add_partition(PLACE, "a send")
@@ -425,7 +425,7 @@ def test_joined_send_columns_has_all_rows_in_the_prepared_transaction(version: i
             task.accumulator.append_row(place, None, b"late", (), 0, 50, RecordThunk(future, None), 0, task.now_ms)
         task.manager.sends.leave("a send")
 
-    task.producer._clock.sleep_ms = passes
+    task.clock.sleep_ms = passes
     prepared = task.producer.prepare_transaction()
     assert [future.done() for future in late] == [True, True]
     driver = TransactionHarness(version, beside=task)
@@ -440,7 +440,7 @@ def test_prepare_fails_with_a_joined_send_that_failed(version: int) -> None:
     flush_by_turns(task)
     task.send(b"first", partition=0)
     task.manager.add_partition(PLACE, "a send")
-    task.producer._clock.sleep_ms = lambda duration_ms: task.manager.handle_refused_record(
+    task.clock.sleep_ms = lambda duration_ms: task.manager.handle_refused_record(
         KafkaTimeoutError("no memory"), "a send"
     )
     with pytest.raises(TransactionAbortableError, match="no memory"):

@@ -1,4 +1,4 @@
-"""The application's thread comes in between: after the Sender has taken the next request, before that is sent."""
+"""The application's thread acts after the Sender has taken the next request and before it is sent."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from spark_kafka_sink.record.columns import RecordColumns
 
 
 def come_in_between(harness: TransactionHarness, act: Callable[[], object]) -> list[State]:
-    """Have `act` run once on another thread, when the Sender has found the node of a request ready. Returns the state
-    that it left, once it has run.
+    """Run `act` once on another thread, when the Sender has found the node of a request ready.
+
+    Return the state after `act`, once it has run.
     """
     ready = harness.client.ready
     left: list[State] = []
@@ -64,7 +65,7 @@ def test_abort_cancels_request_before_it_is_sent() -> None:
     assert left == [State.ABORTING]
     assert type(delivery.error) is TransactionAbortedError
     assert "was aborted" in str(delivery.error)
-    harness.producer.abort_transaction()  # waits for the one that has begun
+    harness.producer.abort_transaction()  # waits for the current request
     assert harness.state is State.READY
     ends_in_peace(harness)
 
@@ -219,8 +220,8 @@ def test_commit_fails_with_failed_send_that_joined_before(
     harness.send(b"first", partition=0)
     with monkeypatch.context() as patch:
         patch.setattr(harness.accumulator, call, breaks)
-        is_told_by_future = (call, error) == ("append_row", BufferExhaustedError)
-        with contextlib.nullcontext() if is_told_by_future else pytest.raises(error):
+        is_reported_by_future = (call, error) == ("append_row", BufferExhaustedError)
+        with contextlib.nullcontext() if is_reported_by_future else pytest.raises(error):
             send_by(harness, call, b"lost")
     with pytest.raises(KafkaError, match=r"BufferExhausted|interrupted by"):
         harness.producer.commit_transaction()
@@ -232,7 +233,7 @@ def test_commit_fails_with_failed_send_that_joined_before(
 
 
 def test_no_transaction_waits_for_a_send_that_came_too_late() -> None:
-    """Threads that try again and again would keep it from its end."""
+    """Otherwise threads that try again and again would prevent its end."""
     harness = TransactionHarness(2).started()
     harness.manager.begin_commit()
     with pytest.raises(IllegalStateError):

@@ -1,4 +1,4 @@
-"""Records and offsets that get into no batch or request, and the order of records and ends."""
+"""Records and offsets that reach no batch or request, and the order of records and ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from spark_kafka_sink.record.columns import RecordColumns
 
 SEND = "a send"
 
-# ---- records that do not even get into a batch -----------------------------------------------------------------------
+# ---- records that reach no batch
+# --------------------------------------------------------------------------------------
 
 
 @both_versions
@@ -70,7 +71,7 @@ def test_columns_that_were_taken_in_part_are_not_committed(version: int) -> None
     rows = pa.array([b"small", b"x" * 2_000])
     with pytest.raises(RecordTooLargeError):
         harness.producer.send_columns(TOPIC, RecordColumns(rows, partition=pa.array([0, 0], pa.int32())))
-    with pytest.raises(RecordTooLargeError, match="met an error before"):
+    with pytest.raises(RecordTooLargeError, match="had an error before"):
         harness.producer.commit_transaction()
     aborted_and_next_works(harness)
 
@@ -121,7 +122,7 @@ def manager_in_transaction(version: int) -> TransactionManager:
 
 
 def test_record_between_two_checks_goes_before_end() -> None:
-    """A record appended and a commit begun while the Sender is on its way from one look to the next."""
+    """A record is appended and a commit begins between two checks of the Sender."""
     harness = TransactionHarness(2).started()
     manager, accumulator = harness.manager, harness.accumulator
 
@@ -144,7 +145,7 @@ def test_a_batch_of_no_transaction_waits(version: int) -> None:
     assert manager.must_wait(batch)
     manager.add_partition(batch.topic_partition, SEND)
     assert manager.must_wait(batch) is (version == 1)
-    manager._current.give_in(frozenset({batch.topic_partition}))
+    manager._current.confirm_added(frozenset({batch.topic_partition}))
     assert not manager.must_wait(batch)
 
 

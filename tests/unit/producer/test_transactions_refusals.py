@@ -26,6 +26,7 @@ from spark_kafka_sink.common.errors import (
     InvalidTxnStateError,
     KafkaError,
     KafkaTimeoutError,
+    NotCoordinatorError,
     ProducerFencedError,
     SaslAuthenticationError,
     TopicAuthorizationError,
@@ -37,7 +38,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.producer.transactions import State
 from spark_kafka_sink.protocol.versions import ApiKey
 
-# ---- answers that put off --------------------------------------------------------------------------------------------
+# ---- answers that ask to wait ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_records_expired_before_add_partitions_name_the_reason(
     api_key: int, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = TransactionHarness(1, {"delivery.timeout.ms": "4000", "request.timeout.ms": "1000"}).started()
-    harness.manager._queue._coordinators.clear()
+    harness.cluster.on(ApiKey.ADD_PARTITIONS_TO_TXN, faults.fail_with(NotCoordinatorError))
     harness.cluster.on(api_key, faults.fail_with(code), times=None)
     delivery = harness.send(b"a", partition=0)
     harness.settle()
@@ -71,7 +72,7 @@ def test_past_refusal_explains_no_later_error(caplog: pytest.LogCaptureFixture) 
     harness.run_until(lambda: harness.manager.reason_to_wait(PLACE))
     harness.settle()
     assert harness.manager.reason_to_wait(PLACE) is None
-    assert harness.manager.reason_to_wait(TopicPartition(TOPIC, 1)) is None  # not in the transaction either
+    assert harness.manager.reason_to_wait(TopicPartition(TOPIC, 1)) is None  # it is not in the transaction either
     assert "was refused" not in caplog.text
 
 
@@ -124,7 +125,7 @@ def test_fencing_by_a_coordinator_is_fatal(step: str, error_code: int, error_cla
         harness.producer.abort_transaction,
     )
     for call in calls:
-        with pytest.raises(error_class, match="met an error before"):
+        with pytest.raises(error_class, match="had an error before"):
             call()
     assert harness.memory_in_use == 0
     assert isinstance(harness.send(b"more").error, error_class)
@@ -209,7 +210,7 @@ def test_abortable_error_is_named_and_aborted(
     with pytest.raises(error_class, match=place) as caught:
         whole_transaction(harness)
     assert caught.value.error_code == error_code
-    with pytest.raises(error_class, match=rf"met an error before.*{place}") as again:
+    with pytest.raises(error_class, match=rf"had an error before.*{place}") as again:
         harness.producer.commit_transaction()
     assert again.value.error_code == error_code
     with pytest.raises(error_class, match=place):
@@ -231,7 +232,7 @@ def test_refused_abort_is_fatal() -> None:
 
 
 def test_abort_after_forgotten_producer_takes_another_id() -> None:
-    """Bug: the end was refused as the offsets were, and the producer could do no more."""
+    """Bug: the end was refused like the offsets, and the producer could not go on."""
     harness = TransactionHarness(2).started()
     del harness.cluster.transactions.transactions[ID]
     before = harness.manager.identity.producer
@@ -319,7 +320,7 @@ def test_producer_fenced_while_sending_gets_the_error(version: int) -> None:
     refused = old.send(b"more", partition=0)
     old.settle()
     assert refused.error is not None
-    assert old.state is State.ABORTABLE_ERROR  # a leader's word is not the coordinator's
+    assert old.state is State.ABORTABLE_ERROR  # this error of a leader is not that of the coordinator
     with pytest.raises(ProducerFencedError, match=ID):
         old.producer.abort_transaction()
     assert old.producer.has_failed
@@ -371,7 +372,7 @@ def test_init_refused_as_abortable_works_after_an_abort(version: int) -> None:
     assert harness.state is State.ABORTABLE_ERROR
     assert not harness.producer.has_failed
     for call in (harness.producer.begin_transaction, harness.producer.commit_transaction):
-        with pytest.raises(TransactionAbortableError, match="met an error before"):
+        with pytest.raises(TransactionAbortableError, match="had an error before"):
             call()
     harness.producer.abort_transaction()
     harness.commit(b"v")

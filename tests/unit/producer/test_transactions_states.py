@@ -1,4 +1,4 @@
-"""The table of states: every move that is legal, and that no other is."""
+"""The table of states: all legal moves, and no other move."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from spark_kafka_sink.producer.transactions import State, StateMachine
 S = State
 LEGAL = {
     (S.UNINITIALIZED, S.INITIALIZING),
-    (S.UNINITIALIZED, S.PREPARED),  # by resuming
+    (S.UNINITIALIZED, S.PREPARED),  # after a resume
     (S.INITIALIZING, S.READY),
-    (S.INITIALIZING, S.UNINITIALIZED),  # refused, and to be asked for again
+    (S.INITIALIZING, S.UNINITIALIZED),  # refused, and requested again
     (S.INITIALIZING, S.ABORTABLE_ERROR),  # refused until an abort
     (S.READY, S.IN_TRANSACTION),
     (S.READY, S.INITIALIZING),
@@ -25,7 +25,7 @@ LEGAL = {
     (S.PREPARED, S.ABORTING),
     (S.PREPARED, S.ABORTABLE_ERROR),
     (S.COMMITTING, S.READY),
-    (S.COMMITTING, S.UNINITIALIZED),  # it was resumed
+    (S.COMMITTING, S.UNINITIALIZED),  # after a resume
     (S.COMMITTING, S.INITIALIZING),  # and another epoch is needed
     (S.COMMITTING, S.ABORTABLE_ERROR),
     (S.ABORTING, S.READY),

@@ -1,4 +1,4 @@
-"""Calls that timed out, made again: with the same arguments they wait on, with others they are refused."""
+"""Calls that timed out and are repeated: with the same arguments they wait on, with others they are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ either_end = pytest.mark.parametrize("has_ended", [True, False])
 
 @both_versions
 @either_end
-def test_other_offsets_are_not_taken_for_those_that_timed_out(version: int, has_ended: bool) -> None:
+def test_other_offsets_do_not_repeat_the_timed_out_call(version: int, has_ended: bool) -> None:
     harness = TransactionHarness(version, {"max.block.ms": "50"}).started()
     harness.cluster.on(ApiKey.TXN_OFFSET_COMMIT, faults.delay(100))
     mine = {PLACE: (7, None)}
@@ -29,7 +29,7 @@ def test_other_offsets_are_not_taken_for_those_that_timed_out(version: int, has_
         harness.producer.send_offsets_to_transaction(mine, GROUP)
     if has_ended:
         harness.run_for(500)
-    mine[PLACE] = (8, None)  # the caller's own mapping, which it may change
+    mine[PLACE] = (8, None)  # the caller's own mapping, which may change
     for offsets, group in ((OTHER, GROUP), (mine, GROUP), ({PLACE: (7, None)}, GroupMetadata(GROUP, 3, "me"))):
         with pytest.raises(IllegalStateError, match="the outcome of an earlier send_offsets_to_transaction is open"):
             harness.producer.send_offsets_to_transaction(offsets, group)
@@ -53,7 +53,7 @@ def test_other_transactional_id_is_not_the_timed_out_one(version: int, has_ended
     with pytest.raises(IllegalStateError, match="the outcome of an earlier init_transactions is open"):
         harness.producer.init_transactions("second-id")
     harness.run_for(500)
-    harness.producer.init_transactions()  # the id that it has, which is the first
+    harness.producer.init_transactions()  # its own id, which is the first
     assert harness.manager.transactional_id == "first-id"
     harness.producer.begin_transaction()
     harness.producer.abort_transaction()

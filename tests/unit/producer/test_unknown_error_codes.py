@@ -11,7 +11,7 @@ from spark_kafka_sink.common.errors import KafkaError, UnknownServerError
 from spark_kafka_sink.protocol.versions import ApiKey
 
 
-def assert_told(error: BaseException | None, api: str, place: str) -> None:
+def assert_reported(error: BaseException | None, api: str, place: str) -> None:
     assert isinstance(error, KafkaError)
     assert f"answered {api} with error code 999, which this client does not know" in str(error)
     assert place in str(error)
@@ -23,7 +23,7 @@ def test_of_a_batch(is_idempotent: str) -> None:
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(999))
     refused = harness.send()
     harness.settle()
-    assert_told(refused.error, "Produce", f"{TOPIC}-0")
+    assert_reported(refused.error, "Produce", f"{TOPIC}-0")
     assert isinstance(refused.error, UnknownServerError)
     assert refused.error.error_code == 999
     later = harness.send()
@@ -36,7 +36,7 @@ def test_of_the_producer_id_of_an_idempotent_producer() -> None:
     harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(999))
     refused = harness.send()
     harness.settle()
-    assert_told(refused.error, "InitProducerId", "Node ")
+    assert_reported(refused.error, "InitProducerId", "Node ")
     assert refused.error is not None
     assert refused.error.error_code == 999
 
@@ -44,7 +44,7 @@ def test_of_the_producer_id_of_an_idempotent_producer() -> None:
 def test_of_a_topics_metadata() -> None:
     harness = ProducerHarness({"max.block.ms": "2000"})
     harness.cluster.on(ApiKey.METADATA, faults.fail_with(999), times=None)
-    assert_told(harness.send().error, "Metadata", TOPIC)
+    assert_reported(harness.send().error, "Metadata", TOPIC)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_of_a_topics_metadata() -> None:
     ],
 )
 def test_of_a_transactional_request(api_key: int, api: str, call: str) -> None:
-    """These are sent again; the timeout has the last answer."""
+    """These are sent again; the timeout includes the last answer."""
     harness = TransactionHarness(1, {"max.block.ms": "2000"})
     if call == "commit_transaction":
         harness.started()
@@ -66,4 +66,4 @@ def test_of_a_transactional_request(api_key: int, api: str, call: str) -> None:
         harness.send(partition=0)
     with pytest.raises(KafkaError) as caught:
         getattr(harness.producer, call)()
-    assert_told(caught.value, api, "Node 0")
+    assert_reported(caught.value, api, "Node 0")

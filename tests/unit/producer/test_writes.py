@@ -43,12 +43,12 @@ def run(partition: int, base_offset: int, records: int, size: int = 0) -> RunMet
 
 def test_partition_sums_its_runs_and_keeps_last_offset() -> None:
     counts = RowCounts()
-    for told in (
+    for reported in (
         run(0, 10, 5, 500),
         run(1, 0, 1, 70),
         run(0, 3, 2, 30),
     ):  # the outcome of a retry comes after that of later runs
-        counts(told, None)
+        counts(reported, None)
     assert counts.delivered == {
         TopicPartition("t", 0): Delivered(7, 530, 14),
         TopicPartition("t", 1): Delivered(1, 70, 0),

@@ -1,4 +1,4 @@
-"""The check before kio reads: it accepts all that the schema allows, and refuses what kio would not survive."""
+"""The check before kio reads: it accepts all that the schema allows, and refuses bytes that would break kio."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_count_below_null_is_refused() -> None:
 
 @pytest.mark.parametrize(("sent_ms", "read_ms"), [(-1, 0), (0, 0), (1_700_000_000_123, 1_700_000_000_123)])
 def test_missing_time_is_read_as_the_epoch(sent_ms: int, read_ms: int) -> None:
-    """A transaction that never began has no start time, and kio takes no negative one."""
+    """A transaction that never began has no start time, and kio accepts no negative time."""
     state = b"\0\0" + b"\x02t" + b"\x06Empty" + struct.pack(">iqqh", 60_000, sent_ms, 7, 3) + b"\x01\0"
     payload = struct.pack(">i", 9) + b"\0" + struct.pack(">i", 0) + b"\x03" + state * 2 + b"\0"
     _, response = parse_response(request_type(65, 0), payload)

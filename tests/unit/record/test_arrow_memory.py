@@ -38,14 +38,14 @@ def test_small_records_use_that_pool_and_large_ones_the_systems() -> None:
 
 
 def test_freed_pieces_up_to_4_mb_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(arrow, "_mallopt", lambda name, value: told.append((name, value)))
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(arrow, "_mallopt", lambda name, value: calls.append((name, value)))
     arrow.keep_freed_heap()
     pool_for(LARGE_RECORD - 1, 1)
-    assert told == [(M_MMAP_THRESHOLD, 4 << 20), (M_TRIM_THRESHOLD, 8 << 20)]
-    told.clear()
+    assert calls == [(M_MMAP_THRESHOLD, 4 << 20), (M_TRIM_THRESHOLD, 8 << 20)]
+    calls.clear()
     pool_for(LARGE_RECORD, 1)
-    assert told == [(M_MMAP_THRESHOLD, 128 << 10), (M_TRIM_THRESHOLD, 256 << 10)]
+    assert calls == [(M_MMAP_THRESHOLD, 128 << 10), (M_TRIM_THRESHOLD, 256 << 10)]
 
 
 def test_c_library_without_mallopt_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,11 +109,11 @@ def test_nulls_and_values_of_slices_are_those_of_their_rows() -> None:
         array = pa.array(rows, data_type)
         for start in range(20):
             part = array.slice(start, 100 - 3 * start)
-            wanted = rows[start : 100 - 2 * start]
-            assert int_values(part, 9).tolist() == [9 if row is None else row for row in wanted]
+            expected = rows[start : 100 - 2 * start]
+            assert int_values(part, 9).tolist() == [9 if row is None else row for row in expected]
             mask = null_mask(part)
             assert mask is not None
-            assert mask.tolist() == [row is None for row in wanted]
+            assert mask.tolist() == [row is None for row in expected]
     assert int_values(pa.array([], pa.int32())).tolist() == []
     assert int_values(pa.array([3, 4]).slice(1)).tolist() == [4]
     assert null_mask(pa.array([3, 4])) is None

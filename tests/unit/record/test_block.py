@@ -261,14 +261,14 @@ def test_any_columns_in_any_runs_decode_to_the_same_records(
         assert encoded.max_timestamp_ms == max(time for time in resolved if time is not None)
         assert len(encoded.chunk) <= block.size(first, last)
         assert encoded.count == len(chosen)
-        wanted = [expected[row]._replace(offset=held + index) for index, row in enumerate(chosen)]
+        expected_rows = [expected[row]._replace(offset=held + index) for index, row in enumerate(chosen)]
         data = bytes_of([encoded.chunk], encoded.count, base_time, encoded.max_timestamp_ms)
         (batch,) = decode_batches(with_last_offset_delta(data, held + encoded.count - 1))
-        assert plain(batch) == wanted
+        assert plain(batch) == expected_rows
         assert [record.timestamp_ms for record in batch.records] == resolved
     for row in range(block.num_rows):
-        wanted_row = expected[order[row]]
-        bound = record_size_upper_bound(wanted_row.key, wanted_row.value, wanted_row.headers)
+        expected_row = expected[order[row]]
+        bound = record_size_upper_bound(expected_row.key, expected_row.value, expected_row.headers)
         assert bound <= block.size(row, row + 1)
 
 

@@ -21,10 +21,10 @@ def split(topics: Sequence[str | None]) -> dict[str, list[bytes]]:
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.sampled_from(["orders", "flights", "ticks", "é"]), max_size=60))
 def test_every_topic_gets_its_rows_in_their_order(topics: list[str]) -> None:
-    wanted: dict[str, list[bytes]] = {}
+    expected: dict[str, list[bytes]] = {}
     for row, topic in enumerate(topics):
-        wanted.setdefault(topic, []).append(b"%d" % row)
-    assert split(topics) == wanted
+        expected.setdefault(topic, []).append(b"%d" % row)
+    assert split(topics) == expected
 
 
 def test_rows_of_one_topic_are_not_copied() -> None:

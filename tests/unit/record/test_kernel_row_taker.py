@@ -1,4 +1,4 @@
-"""How the kernel takes rows: which rows it takes, which it leaves, and rows that try to do harm."""
+"""How the kernel takes rows: the rows that it takes, the rows that it leaves, and hostile rows."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def leaves(given: Any, names: tuple[Any, ...] = ("key", "value")) -> bool:
     return rest is not None
 
 
-# ---- what it takes -------------------------------------------------------------------------------------------------
+# ---- taken rows ------------------------------------------------------------------------------------------------------
 
 
 def test_cells_go_into_the_lists_of_their_columns() -> None:
@@ -189,7 +189,7 @@ def test_full_taker_takes_nothing(rows: int, size: int) -> None:
     assert columns.taker.rows == 3
 
 
-# ---- what it leaves ------------------------------------------------------------------------------------------------
+# ---- rows that are left ---------------------------------------------------------------------------------------------
 
 
 class Text(str):
@@ -314,7 +314,8 @@ def test_rows_before_and_after_an_untaken_row_are_complete() -> None:
     assert columns.all == [["v", "v"], ["k", "k"], [], [1, 1], ["a", "a"], [b"1", b"1"]]
 
 
-# ---- rows that try to do harm --------------------------------------------------------------------------------------
+# ---- hostile rows
+# -----------------------------------------------------------------------------------------------------
 
 
 class HarmError(Exception):

@@ -154,7 +154,7 @@ VALUES = [b"0", b"1", b"2", b"3"]
 KEYS = [b"k", None, b"l", None]
 
 
-def test_partition_goes_before_key_and_rows_without_either_are_free() -> None:
+def test_partition_wins_over_key_and_rows_without_either_are_free() -> None:
     columns = RecordColumns.from_rows(VALUES, KEYS, partitions=[6, 5, None, None])
     placed, partitions, free = place(columns, 7)
     assert placed is not None

@@ -16,7 +16,7 @@ _ONE_RECORD_A_BATCH = {"batch.size": 1, "linger.ms": 0, "request.timeout.ms": 1_
 def test_refusal_after_lost_response_duplicates_no_later_batch() -> None:
     harness = ProducerHarness(_ONE_RECORD_A_BATCH)
     harness.warm_up()
-    harness.cluster.on(ApiKey.PRODUCE, faults.lose_response(), times=3)  # all three are in the log, and nobody says so
+    harness.cluster.on(ApiKey.PRODUCE, faults.lose_response(), times=3)  # in the log; the responses are lost
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TopicAuthorizationError), times=1)
 
     deliveries = [harness.send(value) for value in (b"first", b"second", b"third")]
@@ -47,7 +47,7 @@ def test_gap_duplicates_no_earlier_batch_of_unknown_outcome() -> None:
 def test_window_keeps_batch_with_lost_response_at_leader() -> None:
     harness = ProducerHarness(_ONE_RECORD_A_BATCH)
     harness.warm_up()
-    # The first is in the log and nobody says so, twice; the four with it, and then four more, are acknowledged.
+    # The first is in the log, and its response is lost twice; the four with it, and then four more, are acknowledged.
     harness.cluster.on(ApiKey.PRODUCE, answer_with(ErrorCode.request_timed_out), times=1)
     harness.cluster.on(ApiKey.PRODUCE, answer_with(ErrorCode.request_timed_out), times=1, skip=4)
 
@@ -62,13 +62,13 @@ def test_window_keeps_batch_with_lost_response_at_leader() -> None:
 def test_close_reports_abandoned_records_in_send_order() -> None:
     harness = ProducerHarness(_ONE_RECORD_A_BATCH, topics={"flights": 4})
     harness.warm_up()
-    told: list[int] = []
+    reported: list[int] = []
     for number in range(24):
         harness.producer.send(
-            "flights", b"", partition=number % 4, on_completion=lambda *_, number=number: told.append(number)
+            "flights", b"", partition=number % 4, on_completion=lambda *_, number=number: reported.append(number)
         )
 
     harness.producer.sender.force_close()
     harness.producer.sender.run()
 
-    assert told == list(range(24))
+    assert reported == list(range(24))

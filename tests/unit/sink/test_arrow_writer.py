@@ -154,10 +154,10 @@ def test_failed_task_returns_its_producer() -> None:
 
 
 def test_a_partition_without_rows_makes_no_producer() -> None:
-    def unwanted(_: object) -> ScriptedProducer:
+    def no_producer(_: object) -> ScriptedProducer:
         raise AssertionError("a producer was made")
 
-    (report,) = write_arrow(config(), ScriptedPool(unwanted), [batch(value=pa.array([], pa.string()))])
+    (report,) = write_arrow(config(), ScriptedPool(no_producer), [batch(value=pa.array([], pa.string()))])
     assert report.to_pylist()[0]["records"] == 0
 
 

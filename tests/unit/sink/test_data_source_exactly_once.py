@@ -13,7 +13,9 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql.types import StringType, StructField, StructType
 from support.coordinator_bench import CoordinatorBench
+from support.driver_steps import marked_task
 from support.scripted_broker import faults
+from support.writer_tasks import batch_start_of
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
@@ -22,20 +24,18 @@ from spark_kafka_sink.common.errors import (
     IllegalStateError,
     TransactionalIdAuthorizationError,
 )
-from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink import data_source
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, KafkaSinkDataSource, KafkaStreamWriter, TaskWritten
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 from spark_kafka_sink.sink.exactly_once.messages import (
     BatchChangedError,
-    BatchStart,
     TaskOutcome,
-    TaskTransaction,
     task_id,
 )
 from spark_kafka_sink.sink.exactly_once.session import stream_prefix
 from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
+from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
 from spark_kafka_sink.sink.options import SinkConfig
 
 PREFIX = "orders"
@@ -54,7 +54,7 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Co
 
 @pytest.fixture(autouse=True)
 def _own_level(caplog: pytest.LogCaptureFixture) -> None:
-    """Restore the log level, which the writers set where there is none."""
+    """Restore the log level, which the writers set if there is none."""
     caplog.set_level(logging.INFO, "spark_kafka_sink")
 
 
@@ -71,38 +71,36 @@ def leave_open(bench: CoordinatorBench, prefix: str = PREFIX) -> None:
     bench.raw.write(open_, TopicPartition("t", 0), "row")
 
 
-def written(bench: CoordinatorBench, batch_start: BatchStart) -> TaskWritten:
+def written(bench: CoordinatorBench, writer: KafkaBatchWriter | KafkaStreamWriter) -> TaskWritten:
     """The message of a task of partition 0 that wrote a row."""
-    open_ = bench.raw.begin(task_id(batch_start.prefix, 0, 0))
-    bench.raw.write(open_, TopicPartition("t", 0), "row")
-    task = TaskTransaction(open_, 0, 1)
-    bench.raw.mark(open_, open_.transactional_id, batch_start.place, 1, task.marker_text)
-    return TaskWritten((), 0, 0, TaskOutcome(batch_start, 0, "", 0, 1, task))
+    return TaskWritten((), 0, 0, marked_task(bench, batch_start_of(writer)))
 
 
+@pytest.mark.usefixtures("bench")
 def test_the_source_makes_writers_with_a_prefix() -> None:
     schema = StructType([StructField("value", StringType())])
     options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "delivery.guarantee": "exactly-once"}
     one_off = KafkaSinkDataSource(options).writer(schema, overwrite=False)
     named = KafkaSinkDataSource({**options, "transactional.id.prefix": PREFIX}).writer(schema, overwrite=False)
     stream = KafkaSinkDataSource({**options, "checkpointLocation": "/c"}).streamWriter(schema, overwrite=False)
-    assert (one_off._prefix, named._prefix) == (None, PREFIX)
-    assert stream._prefix == stream_prefix(CONFIG, {"checkpointLocation": "/c"})
+    prefixes = [batch_start_of(travelled(writer)).prefix for writer in (one_off, named, stream)]
+    assert is_one_off(prefixes[0])
+    assert prefixes[1:] == [PREFIX, stream_prefix(CONFIG, {"checkpointLocation": "/c"})]
 
 
+@pytest.mark.usefixtures("bench")
 def test_named_query_needs_a_default_checkpoint_location(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = StructType([StructField("value", StringType())])
     options = {"kafka.bootstrap.servers": "h:1", "topic": "t", "delivery.guarantee": "exactly-once", "queryName": "q"}
-    stream = KafkaSinkDataSource(options).streamWriter(schema, overwrite=False)
-    assert stream._prefix == stream_prefix(CONFIG, {"queryName": "q"})
-    given = {"streaming.sql.batchId": "7", "sql.streaming.queryId": "q1"}
+    stream = travelled(KafkaSinkDataSource(options).streamWriter(schema, overwrite=False))
+    given = {"streaming.sql.batchId": "0", "sql.streaming.queryId": "q1"}
     context = SimpleNamespace(partitionId=lambda: 5, attemptNumber=lambda: 2, getLocalProperty=given.get)
     monkeypatch.setattr(TaskContext, "get", lambda: context)
-    batch_start = BatchStart("P", OpenTransaction("P/driver", 1, 0, 2), TopicPartition("decisions", 0))
     with pytest.raises(IllegalStateError, match=r"Set spark\.sql\.streaming\.checkpointLocation"):
-        stream._task(batch_start)
+        stream.write(iter(()))
     given["spark.sql.streaming.checkpointLocation"] = "/checkpoints"
-    assert stream._task(batch_start).batch_id == 7
+    outcome = stream.write(iter(())).outcome
+    assert (outcome.batch_start.prefix, outcome.query_id) == (stream_prefix(CONFIG, {"queryName": "q"}), "q1")
 
 
 @pytest.mark.parametrize("has_query", [True, None])
@@ -114,26 +112,25 @@ def test_batch_write_beside_a_query_is_refused_before_it_begins(
     with pytest.raises(ConfigError, match=r"write\.outside\.queries=true"):
         travelled(KafkaBatchWriter(CONFIG, PREFIX))
     assert bench.cluster.transactions.transactions == {}
-    assert travelled(KafkaBatchWriter(replace(CONFIG, is_outside_queries=True), PREFIX))._batch_start is not None
-    assert travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start is not None
+    batch_start_of(travelled(KafkaBatchWriter(replace(CONFIG, is_outside_queries=True), PREFIX)))
+    batch_start_of(travelled(KafkaStreamWriter(CONFIG, PREFIX)))
 
 
 def test_batch_begins_once_although_its_writer_is_pickled_twice(bench: CoordinatorBench) -> None:
     writer = KafkaBatchWriter(CONFIG, PREFIX)
     first, second = travelled(writer), travelled(writer)
-    assert first._batch_start is not None
-    assert first._batch_start == second._batch_start
+    assert batch_start_of(first) == batch_start_of(second)
 
 
 @pytest.mark.parametrize("prefix", [None, PREFIX])
 def test_a_batch_write_counts_when_it_is_committed(bench: CoordinatorBench, prefix: str | None) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG, prefix))
-    message = written(bench, writer._batch_start)
-    task = task_id(writer._prefix, 0, 0)
+    message = written(bench, writer)
+    task = task_id(batch_start_of(writer).prefix, 0, 0)
     assert bench.state(task) == "Ongoing"
     writer.commit([message])
     assert bench.state(task) == "CompleteCommit"
-    last = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, writer._prefix).last_decision()
+    last = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, batch_start_of(writer).prefix).last_decision()
     assert (last is None) == (prefix is None)
 
 
@@ -147,42 +144,40 @@ def test_write_without_prefix_reads_no_decision(bench: CoordinatorBench, prefix:
     bench.raw.write(others, place, "a decision of others")
     bench.commit(others)
     writer = travelled(KafkaBatchWriter(CONFIG, prefix))
-    writer.commit([written(bench, writer._batch_start)])
+    writer.commit([written(bench, writer)])
     assert (bench.asked(ApiKey.FETCH) == []) is (prefix is None)
 
 
 def test_a_streams_batch_counts_when_another_writer_commits_it(bench: CoordinatorBench) -> None:
-    message = written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start)
+    message = written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX)))
     KafkaStreamWriter(CONFIG, PREFIX).commit([message], 0)
     assert bench.state("orders/0") == "CompleteCommit"
 
 
 def test_batch_committed_before_is_logged_as_skipped(bench: CoordinatorBench, caplog: pytest.LogCaptureFixture) -> None:
-    KafkaStreamWriter(CONFIG, PREFIX).commit(
-        [written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start)], 0
-    )
+    message = written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX)))
+    KafkaStreamWriter(CONFIG, PREFIX).commit([message], 0)
     assert "is skipped" not in caplog.text
-    again = travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start
-    told = TaskWritten((), 0, 0, TaskOutcome(again, 0, "", 0, 1, None, was_skipped=True))
-    KafkaStreamWriter(CONFIG, PREFIX).commit([told], 0)
+    again = batch_start_of(travelled(KafkaStreamWriter(CONFIG, PREFIX)))
+    reported = TaskWritten((), 0, 0, TaskOutcome(again, 0, "", 0, 1, None, was_skipped=True))
+    KafkaStreamWriter(CONFIG, PREFIX).commit([reported], 0)
     assert f"{PREFIX}: the batch was committed before, and is skipped" in caplog.text
 
 
 def test_repeated_batch_for_another_topic_is_refused(bench: CoordinatorBench) -> None:
-    KafkaStreamWriter(CONFIG, PREFIX).commit(
-        [written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start)], 0
-    )
+    message = written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX)))
+    KafkaStreamWriter(CONFIG, PREFIX).commit([message], 0)
     other = replace(CONFIG, topic="u")
-    again = travelled(KafkaStreamWriter(other, PREFIX))._batch_start
-    told = TaskWritten((), 0, 0, TaskOutcome(again, 0, "", 0, 1, None, was_skipped=True))
+    again = batch_start_of(travelled(KafkaStreamWriter(other, PREFIX)))
+    reported = TaskWritten((), 0, 0, TaskOutcome(again, 0, "", 0, 1, None, was_skipped=True))
     with pytest.raises(BatchChangedError, match=r"for topic='t', and now it comes for topic='u'"):
-        KafkaStreamWriter(other, PREFIX).commit([told], 0)
+        KafkaStreamWriter(other, PREFIX).commit([reported], 0)
 
 
 def test_missing_commit_message_prevents_the_decision(bench: CoordinatorBench) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG, PREFIX))
     with pytest.raises(IllegalStateError, match="1 of 2 tasks returned no commit message"):
-        writer.commit([written(bench, writer._batch_start), None])
+        writer.commit([written(bench, writer), None])
     assert bench.state("orders/0") == "Ongoing"
 
 
@@ -193,8 +188,8 @@ def test_task_reports_the_start_of_its_writer(bench: CoordinatorBench, monkeypat
     monkeypatch.setattr(data_source, "streaming_task", lambda: TaskIdentity(0, "q", 3, 1))
     writers = [travelled(made(CONFIG, PREFIX)) for made in (KafkaBatchWriter, KafkaStreamWriter)]
     assert [writer.write(iter(())).outcome for writer in writers] == [
-        TaskOutcome(writers[0]._batch_start, 0, "", 2, 0, None),
-        TaskOutcome(writers[1]._batch_start, 0, "q", 3, 0, None),
+        TaskOutcome(batch_start_of(writers[0]), 0, "", 2, 0, None),
+        TaskOutcome(batch_start_of(writers[1]), 0, "q", 3, 0, None),
     ]
 
 
@@ -203,9 +198,9 @@ def test_write_failed_before_any_message_leaves_nothing_open(
     bench: CoordinatorBench, prefix: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG, prefix))
-    leave_open(bench, writer._prefix)
+    leave_open(bench, batch_start_of(writer).prefix)
     writer.abort([None])
-    assert bench.state(task_id(writer._prefix, 0, 0)) == "CompleteAbort"
+    assert bench.state(task_id(batch_start_of(writer).prefix, 0, 0)) == "CompleteAbort"
     assert "0 of 1 tasks had finished; their transactions were aborted." in caplog.text
 
 
@@ -214,21 +209,22 @@ def test_failed_write_is_aborted_beside_an_open_decision(bench: CoordinatorBench
     two.
     """
     writer = travelled(KafkaBatchWriter(CONFIG))
-    leave_open(bench, writer._prefix)
-    place = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, writer._prefix).place
+    prefix = batch_start_of(writer).prefix
+    leave_open(bench, prefix)
+    place = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, prefix).place
     bench.raw.write(bench.raw.begin("others/driver"), place, "half a decision")
     started_ms = bench.rig.now_ms
     writer.abort([None])
-    assert bench.state(task_id(writer._prefix, 0, 0)) == "CompleteAbort"
-    is_told_apart = bench.coordinator.transaction_version(bench.timer()) == 2
-    assert (bench.asked(ApiKey.FETCH) == []) is is_told_apart
-    assert bench.rig.now_ms - started_ms < (1_000 if is_told_apart else 120_000)
+    assert bench.state(task_id(prefix, 0, 0)) == "CompleteAbort"
+    is_distinguished = bench.coordinator.transaction_version(bench.timer()) == 2
+    assert (bench.asked(ApiKey.FETCH) == []) is is_distinguished
+    assert bench.rig.now_ms - started_ms < (1_000 if is_distinguished else 120_000)
 
 
 def test_failed_stream_batch_is_aborted_by_task_messages(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    message = written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX))._batch_start)
+    message = written(bench, travelled(KafkaStreamWriter(CONFIG, PREFIX)))
     KafkaStreamWriter(CONFIG, PREFIX).abort([None, message], 0)
     assert bench.state("orders/0") == "CompleteAbort"
     assert "1 of 2 tasks had finished; their transactions were aborted." in caplog.text
@@ -242,7 +238,7 @@ def test_failed_abort_log_says_what_ends_transactions(
     """
     writers = [travelled(KafkaBatchWriter(CONFIG, prefix)) for prefix in (PREFIX, None)]
     for each in writers:
-        leave_open(bench, each._prefix)
+        leave_open(bench, batch_start_of(each).prefix)
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError), times=None)
     for writer in writers:
         writer.abort([None])
@@ -250,7 +246,7 @@ def test_failed_abort_log_says_what_ends_transactions(
     prefixed, one_off, stream = (record.getMessage() for record in caplog.records if "failed" in record.getMessage())
     for text, writer in ((prefixed, writers[0]), (one_off, writers[1])):
         assert "their transactions end with their timeout, or before by python -m" in text
-        command = f"finish --prefix={writer._prefix} --bootstrap-servers HOST:PORT"
+        command = f"finish --prefix={batch_start_of(writer).prefix} --bootstrap-servers HOST:PORT"
         assert f"{command}. If that says that batch 0 is committed, do" in text
         assert "started again" not in text, "to write it again is another write"
     assert "are finished or aborted when this is started again. If" in stream
@@ -261,19 +257,20 @@ def test_command_in_failure_names_another_decision_topic(
 ) -> None:
     """Bug: the printed command found no decision in the default topic, and aborted a decided batch."""
     writer = travelled(KafkaBatchWriter(replace(CONFIG, decision_topic="mine")))
-    leave_open(bench, writer._prefix)
+    leave_open(bench, batch_start_of(writer).prefix)
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError), times=None)
     writer.abort([None])
-    assert f"finish --prefix={writer._prefix} --decision-topic=mine --bootstrap-servers HOST:PORT" in caplog.text
+    prefix = batch_start_of(writer).prefix
+    assert f"finish --prefix={prefix} --decision-topic=mine --bootstrap-servers HOST:PORT" in caplog.text
 
 
-@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("is_reported", [True, False])
 def test_transaction_with_a_refused_abort_is_not_called_aborted(
-    bench: CoordinatorBench, is_told: bool, caplog: pytest.LogCaptureFixture
+    bench: CoordinatorBench, is_reported: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG, PREFIX))
-    if is_told:
-        messages: list[TaskWritten | None] = [written(bench, writer._batch_start)]
+    if is_reported:
+        messages: list[TaskWritten | None] = [written(bench, writer)]
     else:
         leave_open(bench)
         messages = [None]
@@ -288,10 +285,10 @@ def test_failure_is_logged_if_cluster_cannot_be_reached(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = travelled(KafkaBatchWriter(CONFIG))
-    leave_open(bench, writer._prefix)
+    leave_open(bench, batch_start_of(writer).prefix)
     bench.cluster.on(ApiKey.LIST_TRANSACTIONS, faults.fail_with(ClusterAuthorizationError), times=None)
     writer.abort([None])
-    assert f"--prefix={writer._prefix} --bootstrap-servers HOST:PORT (" in caplog.text
+    assert f"--prefix={batch_start_of(writer).prefix} --bootstrap-servers HOST:PORT (" in caplog.text
 
 
 def test_stopped_stream_without_finished_task_leaves_nothing_open(
@@ -312,7 +309,7 @@ def test_stopped_stream_does_not_fence_a_later_driver(
     travelled(KafkaStreamWriter(CONFIG, PREFIX))
     monkeypatch.delenv("SPARK_LOCAL_DIRS")  # the later driver belongs to another application
     later = travelled(KafkaStreamWriter(CONFIG, PREFIX))
-    message = written(bench, later._batch_start)
+    message = written(bench, later)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     KafkaStreamWriter(CONFIG, PREFIX).abort([None], 0)
     assert bench.state("orders/0") == "Ongoing"
@@ -325,7 +322,7 @@ def test_abort_after_a_committed_batch_ends_nothing(
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     writer = travelled(KafkaStreamWriter(CONFIG, PREFIX))
-    KafkaStreamWriter(CONFIG, PREFIX).commit([written(bench, writer._batch_start)], 0)
+    KafkaStreamWriter(CONFIG, PREFIX).commit([written(bench, writer)], 0)
     KafkaStreamWriter(CONFIG, PREFIX).abort([None], 1)
     assert bench.state("orders/0") == "CompleteCommit"
     last = cluster_module.KafkaDriverCluster(bench.coordinator, CONFIG, PREFIX).last_decision()

@@ -28,10 +28,10 @@ def delivery_by(producer: ScriptedProducer) -> TaskDelivery:
 
 def test_delivery_begins_with_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it Spark delays the rows of a small task by 40 ms."""
-    told: list[Any] = []
-    monkeypatch.setattr(delivery_module, "acknowledge_now", lambda: told.append("all"))
+    reported: list[Any] = []
+    monkeypatch.setattr(delivery_module, "acknowledge_now", lambda: reported.append("all"))
     delivery_by(ScriptedProducer())
-    assert told == ["all"]
+    assert reported == ["all"]
 
 
 def test_nothing_is_sent_behind_a_row_that_failed() -> None:

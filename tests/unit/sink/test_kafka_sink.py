@@ -44,9 +44,9 @@ class BenchSink(KafkaSink):
 
 
 def test_options_are_a_mapping_keywords_or_both() -> None:
-    wanted = repr(KafkaSink(OPTIONS))
-    assert repr(KafkaSink(topic="orders", **{"kafka.bootstrap.servers": "h1:9092"})) == wanted
-    assert repr(KafkaSink({"kafka.bootstrap.servers": "h1:9092"}, topic="orders")) == wanted
+    expected = repr(KafkaSink(OPTIONS))
+    assert repr(KafkaSink(topic="orders", **{"kafka.bootstrap.servers": "h1:9092"})) == expected
+    assert repr(KafkaSink({"kafka.bootstrap.servers": "h1:9092"}, topic="orders")) == expected
 
 
 def test_an_option_given_both_ways_is_refused() -> None:

@@ -32,7 +32,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_an_option_of_reading_changes_nothing_and_is_named(name: str, caplog: pytest.LogCaptureFixture) -> None:
     assert SinkConfig.from_options({**SERVERS, name: "x"}) == SinkConfig.from_options(SERVERS)
     assert warnings(caplog) == [
-        "Options of Spark's Kafka source and of consumers have no effect in a write, and are passed over:"
+        "Options of Spark's Kafka source and of consumers have no effect in a write, and are ignored:"
         f" {PASSED_OVER[name.lower()]}"
     ]
 
@@ -51,7 +51,7 @@ def test_no_warning_without_such_an_option_or_its_value(caplog: pytest.LogCaptur
     assert warnings(caplog) == []
 
 
-def test_an_option_given_twice_is_refused_though_passed_over() -> None:
+def test_ignored_option_given_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="given twice"):
         KafkaSink({**SERVERS, "subscribe": "a", "Subscribe": "b"})
 

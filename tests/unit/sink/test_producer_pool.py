@@ -12,6 +12,7 @@ from support.scripted_producer import ScriptedPool, ScriptedProducer
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ClusterAuthorizationError, ConfigError, SslAuthenticationError
+from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink import producer_pool
 from spark_kafka_sink.sink.producer_pool import CLOSE_TIMEOUT_S, IDLE_MS, ProducerPool, process_pool
@@ -113,7 +114,7 @@ def test_producer_with_refused_login_is_not_used_again() -> None:
     made = [ProducerHarness(), ProducerHarness()]
     pool = ProducerPool(Mock(side_effect=[harness.producer for harness in made]), HandClock())
     producer = pool.acquire(config())
-    made[0].metadata.fatal_error(SslAuthenticationError("Node 0 refuses our certificate (certificate expired)."))
+    made[0].metadata.fatal_error(SslAuthenticationError("Node 0 refuses this client's certificate (expired)."))
     with pytest.raises(SslAuthenticationError):
         producer.partitions_for(TOPIC)
     pool.release(producer)
@@ -235,12 +236,12 @@ def test_closed_producers_are_not_listed() -> None:
     bench.made[1].has_failed = True
     bench.pool.release(failed)
     shared, borrowed = bench.pool.acquire(config(client_id="a")), bench.pool.borrow(config(client_id="b"))
-    told = bench.pool.producers()
-    assert [client_id for client_id, *_ in told] == ["a", "b"]
-    assert len({number for _, number, _ in told}) == 2
+    found = bench.pool.producers()
+    assert [client_id for client_id, *_ in found] == ["a", "b"]
+    assert len({number for _, number, _ in found}) == 2
     bench.pool.release(shared)
     bench.pool.release(borrowed)
-    assert bench.pool.producers() == told
+    assert bench.pool.producers() == found
     assert bench.pool.lent == 0
 
 
@@ -299,7 +300,7 @@ def test_producer_with_an_internal_error_is_replaced(monkeypatch: pytest.MonkeyP
     pool = ProducerPool(lambda _: next(unused).producer, made[0].clock)
     failing = pool.acquire(config())
     made[0].warm_up()
-    monkeypatch.setattr(made[0].producer.sender._outcomes._metrics, "batch_acknowledged", Mock(side_effect=MemoryError))
+    monkeypatch.setattr(ProducerMetrics, "batch_acknowledged", Mock(side_effect=MemoryError))
     made[0].send(b"v")
     made[0].settle(2_000)
     pool.release(failing)

@@ -113,9 +113,9 @@ def test_each_open_producer_is_a_series() -> None:
     lent = producers.acquire(second)
     lent.has_failed = True  # type: ignore[misc]
     again = producers.acquire(second)
-    told = producers.producers()
-    assert [client_id for client_id, _, _ in told] == ["same"] * 3
-    assert len({number for _, number, _ in told}) == 3
+    reported = producers.producers()
+    assert [client_id for client_id, _, _ in reported] == ["same"] * 3
+    assert len({number for _, number, _ in reported}) == 3
     producers.release(lent)
     assert len(producers.producers()) == 2
     producers.release(again)
@@ -195,7 +195,7 @@ def test_a_metrics_host_without_a_port_is_refused() -> None:
 def test_idle_connections_cost_few_threads_for_a_while(
     stopping: None, free_ports: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: 300 connections that sent half a request kept 300 threads for ever."""
+    """Bug: 300 connections that sent half a request kept 300 threads forever."""
     monkeypatch.setattr(prometheus._Handler, "timeout", 0.5)
     before = threading.active_count()
     serve(pool(), "127.0.0.1", free_ports)

@@ -533,17 +533,17 @@ def check(meant: Sequence[Meant], found: Mapping[str, Sequence[Sequence[Meant]]]
     for topic, logs in found.items():
         own = [each for each in meant if each.topic == topic]
         got = Counter(record._replace(partition=None) for log in logs for record in log)
-        wanted = Counter(each._replace(partition=None) for each in own)
-        assert got <= wanted, f"records too many for {topic}: {got - wanted}"
+        expected = Counter(each._replace(partition=None) for each in own)
+        assert got <= expected, f"records too many for {topic}: {got - expected}"
         if is_all:
-            assert got == wanted, f"records lost for {topic}: {wanted - got}"
+            assert got == expected, f"records lost for {topic}: {expected - got}"
         for at, log in enumerate(logs):
             check_order(own, log, at, len(logs))
 
 
 def check_order(own: Sequence[Meant], log: Sequence[Meant], at: int, count: int) -> None:
     """Check the order in partition `at` of `count`: of all records if there is only one partition, otherwise of those
-    with a key. Rows without a key that may go to any partition make up batches of their own.
+    with a key. Rows without a key that may go to any partition make up their own batches.
     """
     if count == 1:
         places = [each._replace(partition=0) for each in own]

@@ -65,7 +65,7 @@ def test_only_timestamps_without_a_zone_are_cast() -> None:
             {"value": TEXT, "topic": TEXT, "timestamp": TEXT},
             "bigint: CAST(timestamp AS TIMESTAMP) gives it the time of",
         ),
-        ({"value": TEXT, "topic": TEXT, "timestamp": TEXT}, "Rename or drop the column where it is no such time"),
+        ({"value": TEXT, "topic": TEXT, "timestamp": TEXT}, "Rename or drop the column if it is no such time"),
     ],
 )
 def test_a_wrong_schema_is_refused_in_sparks_words(columns: dict[str, DataType], text: str) -> None:

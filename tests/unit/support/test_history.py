@@ -1,4 +1,4 @@
-"""The checker finds each anomaly that is planted in a history without any, and nothing else."""
+"""The checker finds each anomaly that a test puts into a correct history, and no other one."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ def test_a_record_that_is_missing_is_lost() -> None:
     assert kinds(History(sent, reads[1:])) == {Kind.LOST}
 
 
-def test_record_read_twice_is_doubled_unless_allowed() -> None:
+def test_record_read_twice_is_duplicated_unless_allowed() -> None:
     sent, reads = plain()
     more = [*reads, reads[0]._replace(offset=99)]
-    assert kinds(History(sent, more)) == {Kind.DOUBLED}
+    assert kinds(History(sent, more)) == {Kind.DUPLICATED}
     assert kinds(History(sent, more), exactly_once=False) == set()
 
 
-def test_a_failed_record_is_doubled_too() -> None:
+def test_a_failed_record_is_duplicated_too() -> None:
     sent, reads = plain()
     sent[0].outcome, sent[0].offset = Outcome.NO, None
-    assert kinds(History(sent, [*reads, Read("t", 0, 99, "0")])) == {Kind.DOUBLED}
+    assert kinds(History(sent, [*reads, Read("t", 0, 99, "0")])) == {Kind.DUPLICATED}
 
 
-def test_one_that_only_uncommitted_readers_see_twice_is_doubled() -> None:
+def test_record_that_only_uncommitted_readers_see_twice_is_duplicated() -> None:
     sent, reads = plain()
-    assert kinds(History(sent, reads, [*reads, reads[0]._replace(offset=99)])) == {Kind.DOUBLED}
+    assert kinds(History(sent, reads, [*reads, reads[0]._replace(offset=99)])) == {Kind.DUPLICATED}
 
 
 def test_records_of_a_stream_that_changed_places_are_reordered() -> None:
@@ -87,24 +87,24 @@ def test_another_partition_or_topic_is_a_wrong_place() -> None:
         assert kinds(History(sent, [*reads[:-1], wrong])) == {Kind.WRONG_PLACE, Kind.OFFSET_MISMATCH}
 
 
-def test_an_offset_that_was_told_wrong_is_a_mismatch() -> None:
+def test_wrong_reported_offset_is_a_mismatch() -> None:
     sent, reads = plain()
     sent[5].offset = 77
     assert kinds(History(sent, reads)) == {Kind.OFFSET_MISMATCH}
 
 
-def test_an_offset_that_was_not_told_is_none() -> None:
+def test_offset_may_be_missing() -> None:
     sent, reads = plain()
     sent[5].offset, sent[6].offset = -1, None
     assert kinds(History(sent, reads)) == set()
 
 
-def test_what_nobody_sent_is_a_phantom() -> None:
+def test_record_never_sent_is_a_phantom() -> None:
     sent, reads = plain()
     assert kinds(History(sent, [*reads, Read("t", 0, 60, "forged")])) == {Kind.PHANTOM}
 
 
-def test_what_one_kind_of_reader_alone_sees_is_unstable() -> None:
+def test_record_seen_by_one_kind_of_reader_is_unstable() -> None:
     sent, reads = plain()
     assert kinds(History(sent, reads, reads[:-1])) == {Kind.UNSTABLE}
 
@@ -131,7 +131,7 @@ def test_an_aborted_transaction_that_is_seen_is_an_aborted_read() -> None:
     assert kinds(History(sent, reads, reads, transactions)) == {Kind.ABORTED_READ}
 
 
-def test_one_that_never_ended_is_too() -> None:
+def test_transaction_that_never_ended_is_too() -> None:
     sent, reads, _ = transactional(Outcome.NO)
     assert kinds(History(sent, reads, reads, {"tx0": Outcome.YES})) == {Kind.ABORTED_READ}
 
@@ -155,5 +155,5 @@ def test_values_that_are_not_unique_are_refused() -> None:
         History([Sent("a", "t"), Sent("a", "t")], []).anomalies()
 
 
-def test_an_anomaly_reads_well() -> None:
+def test_anomaly_is_printed_in_words() -> None:
     assert str(Anomaly(Kind.LOST, "it")) == "lost: it"

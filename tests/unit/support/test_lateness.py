@@ -1,4 +1,4 @@
-"""What the machine was late is left out of what a test took."""
+"""The lateness of the machine does not count in the duration of a test."""
 
 from __future__ import annotations
 

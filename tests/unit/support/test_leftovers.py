@@ -1,4 +1,4 @@
-"""What is left open, running or lying about is found, and found gone."""
+"""Open descriptors, running threads and remaining files are found, and their end is noticed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def a_temporary_file() -> tuple[str, Callable[[], object]]:
 
 
 @pytest.mark.parametrize("leave", [a_descriptor, a_thread, a_process, a_temporary_file])
-def test_each_is_found_until_it_is_gone(
+def test_each_leftover_is_found_until_its_end(
     leave: Callable[[], tuple[str, Callable[[], object]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

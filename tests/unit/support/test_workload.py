@@ -18,7 +18,7 @@ def run_of(records: int) -> RunMetadata:
     return RunMetadata("t", 0, 7, records, -1, 10)
 
 
-def test_one_outcome_of_each_record_is_as_it_should_be() -> None:
+def test_one_outcome_of_each_record_passes() -> None:
     ledger = Ledger("l")
     ledger.settle(ledger.add(PLACE), 5, None)
     ledger.of_columns([ledger.add(PLACE), ledger.add(PLACE)])(run_of(2), None)
@@ -27,11 +27,11 @@ def test_one_outcome_of_each_record_is_as_it_should_be() -> None:
 
 
 def test_a_second_outcome_of_a_row_is_found() -> None:
-    """Bug: it was an assertion in a callback, whose errors are logged and fail nothing."""
+    """Bug: it was an assertion in a callback. Errors there are only logged, and fail no test."""
     ledger = Ledger("l")
-    told = ledger.of_row(ledger.add(PLACE))
-    told(RecordMetadata(*PLACE, -1, -1, -1, -1), KafkaError("no"))
-    told(RecordMetadata(*PLACE, -1, -1, -1, -1), KafkaError("no"))
+    callback = ledger.of_row(ledger.add(PLACE))
+    callback(RecordMetadata(*PLACE, -1, -1, -1, -1), KafkaError("no"))
+    callback(RecordMetadata(*PLACE, -1, -1, -1, -1), KafkaError("no"))
     with pytest.raises(AssertionError, match="1 outcomes too many"):
         ledger.check()
     assert len(ledger.errors) == 1
@@ -39,15 +39,15 @@ def test_a_second_outcome_of_a_row_is_found() -> None:
 
 def test_a_second_outcome_of_a_block_is_found() -> None:
     ledger = Ledger("l")
-    told = ledger.of_columns([ledger.add(PLACE), ledger.add(PLACE)])
-    told(run_of(1), None)
-    told(run_of(2), None)
+    callback = ledger.of_columns([ledger.add(PLACE), ledger.add(PLACE)])
+    callback(run_of(1), None)
+    callback(run_of(2), None)
     with pytest.raises(AssertionError, match="1 outcomes too many"):
         ledger.check()
 
 
 def test_records_that_failed_are_no_acknowledgements() -> None:
-    """Bug: the first that failed after a fault was taken for the end of it."""
+    """Bug: the first failure after a fault was counted as the end of the fault."""
     producer: Any = None
     work = Workload(producer, [PLACE], random.Random(0))
     for error in (None, KafkaError("no"), None):
@@ -55,7 +55,7 @@ def test_records_that_failed_are_no_acknowledgements() -> None:
     sent = iter([KafkaError("no"), KafkaError("no"), None, KafkaError("no"), None])
 
     class Records(list[Any]):
-        """One more is sent and settled whenever it is looked at."""
+        """Sends and settles one more record at each look."""
 
         def __getitem__(self, at: Any) -> Any:
             error = next(sent)

@@ -48,10 +48,10 @@ class Mechanism:
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         self.answers = list(answers)
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
 
     def respond(self, challenge: bytes) -> bytes | None:
-        self.heard.append(challenge)
+        self.received.append(challenge)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -132,7 +132,7 @@ def test_login_sends_versions_mechanism_and_messages() -> None:
     assert not rig.authenticator.is_complete
     rig.say(b"server two")
     assert rig.authenticator.is_complete
-    assert mechanism.heard == [b"", b"server one", b"server two"]
+    assert mechanism.received == [b"", b"server one", b"server two"]
     assert [asked[:2] for asked in rig.asked] == [
         (ApiKey.API_VERSIONS, 0),
         (ApiKey.SASL_HANDSHAKE, 1),
@@ -190,9 +190,9 @@ def test_refused_handshake_sends_no_credentials() -> None:
     rig.take()
     rig.answer(api_keys=SPOKEN)
     rig.take()
-    with pytest.raises(IllegalSaslStateError, match=r"^Node 7 at there:1 refuses us by SASL TEST: .*\w"):
+    with pytest.raises(IllegalSaslStateError, match=r"^Node 7 at there:1 refuses the login by SASL TEST: .*\w"):
         rig.answer(error_code=IllegalSaslStateError.error_code, mechanisms=("TEST",))
-    assert mechanism.heard == []
+    assert mechanism.received == []
     assert rig.authenticator.take_outgoing() is None
 
 
@@ -270,7 +270,7 @@ def test_refusal_becomes_the_error_of_its_code(code: int, kind: type[KafkaError]
     rig = Rig(Mechanism([b"one"]))
     rig.shake_hands()
     rig.take()
-    with pytest.raises(kind, match=r"Node 7 at there:1 refuses us by SASL TEST: no, not with \*\*\*\?!") as caught:
+    with pytest.raises(kind, match=r"there:1 refuses the login by SASL TEST: no, not with \*\*\*\?!") as caught:
         rig.say(error_code=code, error_message=f"no, not with {CANARY}\n!")
     assert type(caught.value) is kind
 
@@ -374,7 +374,7 @@ def test_slow_step_runs_beside_and_is_awaited() -> None:
     rig.shake_hands()
     rig.authenticator.advance(0)
     assert rig.authenticator.take_outgoing() is None
-    assert mechanism.heard == []
+    assert mechanism.received == []
     rig.steps[0].finish()
     assert rig.woken == 1
     rig.authenticator.advance(0)

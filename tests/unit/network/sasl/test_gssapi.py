@@ -20,18 +20,18 @@ class Context:
 
     rounds: int = 2
     is_mutual: bool = True
-    heard: list[bytes | None] = field(default_factory=list)
+    received: list[bytes | None] = field(default_factory=list)
     error: Exception | None = None
 
     @property
     def complete(self) -> bool:
-        return len(self.heard) >= self.rounds
+        return len(self.received) >= self.rounds
 
     def step(self, token: bytes | None) -> bytes | None:
         if self.error is not None:
             raise self.error
-        self.heard.append(token)
-        return None if self.complete else b"token-%d" % len(self.heard)
+        self.received.append(token)
+        return None if self.complete else b"token-%d" % len(self.received)
 
     def unwrap(self, message: bytes) -> bytes:
         assert message.startswith(b"W")
@@ -54,7 +54,7 @@ def test_login_ends_without_a_security_layer() -> None:
     mechanism = GssapiMechanism(lambda: context)
     assert mechanism.respond(b"") == b"token-1"
     assert mechanism.respond(b"server token") == b""
-    assert context.heard == [None, b"server token"]
+    assert context.received == [None, b"server token"]
     assert mechanism.respond(b"W\x07\x00\xff\xff") == b"W\x01\x00\x00\x00"
     assert mechanism.respond(b"") is None
 
@@ -72,7 +72,7 @@ def test_required_security_layer_is_refused(offer: bytes) -> None:
 def test_server_without_proof_is_refused() -> None:
     mechanism = GssapiMechanism(lambda: Context(rounds=1, is_mutual=False))
     mechanism.respond(b"")
-    with pytest.raises(SaslAuthenticationError, match="prove who it is"):
+    with pytest.raises(SaslAuthenticationError, match="prove its identity"):
         mechanism.respond(b"W\x01\x00\x00\x00")
 
 
@@ -88,7 +88,7 @@ def test_message_after_the_end_is_refused() -> None:
     mechanism = GssapiMechanism(lambda: Context(rounds=1))
     mechanism.respond(b"")
     mechanism.respond(b"W\x01\x00\x00\x00")
-    with pytest.raises(SaslAuthenticationError, match="after its end"):
+    with pytest.raises(SaslAuthenticationError, match="after the end"):
         mechanism.respond(b"x")
 
 

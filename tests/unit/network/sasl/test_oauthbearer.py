@@ -58,7 +58,7 @@ def test_malformed_extension_is_refused(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("token", ["", "a b", "a\x01auth=Bearer b", "a\r\nb", "t\u00f6ken", "=a"])
 def test_malformed_token_is_not_sent_and_not_shown(token: str) -> None:
-    with pytest.raises(SaslAuthenticationError, match="no bearer token") as caught:
+    with pytest.raises(SaslAuthenticationError, match="valid bearer token") as caught:
         mechanism(token).respond(b"")
     assert token not in str(caught.value) or token == ""
 
@@ -96,7 +96,7 @@ def test_refusal_with_any_reasons_raises(challenge: bytes) -> None:
 
 
 def test_server_that_speaks_first_gets_no_token() -> None:
-    with pytest.raises(SaslAuthenticationError, match="spoke first"):
+    with pytest.raises(SaslAuthenticationError, match="sent the first message"):
         mechanism().respond(b"hello")
 
 
@@ -294,7 +294,7 @@ def test_base_exception_of_a_provider_is_retriable(
 def test_malformed_result_of_a_provider_is_refused(clock: FakeClock, given_back: Any) -> None:
     cache = TokenCache(lambda: given_back, RefreshRule(), clock, random.Random(1))
     if isinstance(given_back, tuple):
-        with pytest.raises(SaslAuthenticationError, match="no pair of a token"):
+        with pytest.raises(SaslAuthenticationError, match="must return a pair"):
             cache.get()
     else:
         with pytest.raises(RetriableError):

@@ -110,8 +110,8 @@ def test_malformed_answer_is_a_retriable_error(endpoint: Endpoint, answer: objec
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404])
 def test_refused_login_is_final_one_line_and_without_secrets(endpoint: Endpoint, status: int) -> None:
-    told = {"error": "invalid_client", "error_description": f"no\nsuch {CANARY}" + "x" * 5_000}
-    endpoint.respond = answering(status, told)
+    reported = {"error": "invalid_client", "error_description": f"no\nsuch {CANARY}" + "x" * 5_000}
+    endpoint.respond = answering(status, reported)
     with pytest.raises(
         SaslAuthenticationError, match=rf"HTTP status {status}, invalid_client, no\?such \*\*\*"
     ) as caught:

@@ -49,9 +49,9 @@ def answer_to_proof(mechanism: ScramSha256Mechanism, server: ScramServer) -> byt
     """Return what `server` says to the proof of `mechanism`: None if the proof is wrong."""
     first = mechanism.respond(b"")
     assert first is not None
-    final = mechanism.respond(server.hear_first(first))
+    final = mechanism.respond(server.on_client_first(first))
     assert final is not None
-    return server.hear_final(final)
+    return server.on_client_final(final)
 
 
 def servers_proof(mechanism: ScramSha256Mechanism, server: ScramServer) -> bytes:
@@ -204,12 +204,12 @@ def test_invalid_final_server_message_is_refused(server_final: str, why: str) ->
 
 def test_signature_of_another_exchange_is_refused() -> None:
     """A man in the middle who has recorded one exchange cannot replay it."""
-    heard = ScramServer("sha256", {"user": PASSWORD})
+    received = ScramServer("sha256", {"user": PASSWORD})
     first = client(nonce="one")
-    proof = servers_proof(first, heard)
+    proof = servers_proof(first, received)
     assert first.respond(proof) is None
     second = started("two")
-    second.respond(f"r=two{heard.nonce},s={SALT},i=4096".encode())
+    second.respond(f"r=two{received.nonce},s={SALT},i=4096".encode())
     refused(second, proof, "is wrong")
 
 
@@ -221,7 +221,7 @@ def test_message_after_the_end_is_refused() -> None:
 
 
 def test_server_that_speaks_first_is_refused() -> None:
-    refused(client(), b"r=abc", "spoke first")
+    refused(client(), b"r=abc", "sent the first message")
 
 
 @pytest.mark.parametrize(("username", "password"), [("", "x"), ("x", ""), ("a\0b", "x")])

@@ -50,6 +50,12 @@ CONFIG = SinkConfig.from_options(
 )
 
 
+@pytest.fixture(autouse=True)
+def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep no client of another test."""
+    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
+
+
 @pytest.mark.parametrize(("finalized", "spoken"), [(0, 1), (1, 1), (2, 2), (3, 2)])
 def test_both_transaction_versions_are_supported(finalized: int, spoken: int) -> None:
     bench = CoordinatorBench(version=finalized)
@@ -63,13 +69,15 @@ def test_dead_driver_blocks_other_readers_at_most_a_minute() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted_ms", "own_ms"), [(900_000, 60_000), (300_000, 30_000), (60_000, 6_000), (20_000, 5_000), (3_000, 3_000)]
+    ("task_timeout_ms", "own_ms"),
+    [(900_000, 60_000), (300_000, 30_000), (60_000, 6_000), (20_000, 5_000), (3_000, 3_000)],
 )
-def test_a_decision_times_out_before_the_transactions_that_it_decides(wanted_ms: int, own_ms: int) -> None:
+def test_a_decision_times_out_before_the_transactions_that_it_decides(task_timeout_ms: int, own_ms: int) -> None:
     """Bug: the decision's transaction had the tasks' timeout of a minute. A coordinator that was away committed it
-    after the tasks' transactions had been aborted: their rows were lost, where a replay would have written them again.
+    after the tasks' transactions had been aborted: their rows were lost. A new run of the batch would have written
+    them.
     """
-    config = replace(CONFIG, producer=replace(CONFIG.producer, transaction_timeout_ms=wanted_ms))
+    config = replace(CONFIG, producer=replace(CONFIG.producer, transaction_timeout_ms=task_timeout_ms))
     bench = CoordinatorBench()
     KafkaDriverCluster(bench.coordinator, config, "P").init_producer_id("P/driver", None)
     assert bench.cluster.transactions.transactions["P/driver"].timeout_ms == own_ms
@@ -109,7 +117,6 @@ def test_clients_of_unused_settings_are_closed(monkeypatch: pytest.MonkeyPatch) 
     clock = FakeClock()
     monkeypatch.setattr(cluster_module, "SystemClock", lambda: clock)
     monkeypatch.setattr(cluster_module, "connect", connect)
-    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
     one = ask("one")
     clock.sleep_ms(599_000)
     ask("two")
@@ -157,9 +164,8 @@ def test_client_is_made_again_after_a_refused_login(monkeypatch: pytest.MonkeyPa
 
     seen: list[str] = []
     monkeypatch.setattr(cluster_module, "connect", made)
-    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
     fail(KafkaTimeoutError("Not described within 1000 ms."))
-    fail(SslAuthenticationError("Node 0 refuses our certificate (certificate expired)."))
+    fail(SslAuthenticationError("Node 0 refuses this client's certificate (certificate expired)."))
     fail(KafkaTimeoutError("Not described within 1000 ms."))
     assert seen == ["made", "KafkaTimeoutError", "closed", "SslAuthenticationError", "made", "KafkaTimeoutError"]
 
@@ -169,11 +175,10 @@ def test_client_is_made_again_after_a_refused_abort(monkeypatch: pytest.MonkeyPa
     """Bug: an abort by format did not report the refusal, and the client was kept. The next batch's commit was refused
     too, although the certificate had been renewed.
     """
-    refusal = SslAuthenticationError("Node 0 refuses our certificate (certificate expired).")
+    refusal = SslAuthenticationError("Node 0 refuses this client's certificate (certificate expired).")
     bench = CoordinatorBench()
     connected = Mock(return_value=bench.coordinator)
     monkeypatch.setattr(cluster_module, "connect", connected)
-    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
     monkeypatch.setattr(bench.coordinator, "close", Mock())
     with process_driver(CONFIG, "P") as driver:
         batch_start = driver.begin()
@@ -235,7 +240,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[ProducerConfig]:
         return object()
 
     monkeypatch.setattr(ClusterClient, "connect", connect)
-    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
     return configs
 
 
@@ -262,7 +266,6 @@ def test_too_old_broker_is_refused_with_the_needed_release(monkeypatch: pytest.M
     bench.cluster.topics.clear()
     bench.cluster.versions = {key: value for key, value in bench.cluster.versions.items() if key != missing}
     monkeypatch.setattr(cluster_module, "connect", Mock(return_value=bench.coordinator))
-    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
     monkeypatch.setattr(bench.coordinator, "close", Mock())
     with pytest.raises(UnsupportedVersionError) as refused, process_driver(CONFIG, "P") as driver:
         driver.abort(driver.begin(), ())

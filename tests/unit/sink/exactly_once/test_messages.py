@@ -181,7 +181,7 @@ def test_earlier_batch_is_refused_with_advice() -> None:
 @pytest.mark.parametrize("batch_id", [3, 4, 5])
 @pytest.mark.parametrize("query_id", ["another", ""])
 def test_another_querys_prefix_is_refused(batch_id: int, query_id: str) -> None:
-    with pytest.raises(IllegalStateError, match=r"'P' belongs to query q.*transactional\.id\.prefix of its own"):
+    with pytest.raises(IllegalStateError, match=r"'P' belongs to query q.*its own transactional\.id\.prefix"):
         batch_start(4).is_written_already(batch_id, query_id)
 
 
@@ -199,7 +199,7 @@ def test_marker_names_producer_epoch_and_rows() -> None:
     assert task.marker_text == "producer_id=8 epoch=1 rows=9"
 
 
-def test_a_second_attempt_has_an_id_of_its_own() -> None:
+def test_second_attempt_has_its_own_id() -> None:
     assert (task_id("P", 3, 0), task_id("P", 3, 2)) == ("P/3", "P/3.2")
 
 

@@ -1,8 +1,8 @@
 """The protocol of exactly-once delivery under faults at every request, against a coordinator in memory.
 
-The plans are: every plan of one fault, every plan of two of the gravest kinds, and plans of up to five faults drawn by
-seeds. EXACTLY_ONCE_SEEDS sets the number of seeds (1000 by default), EXACTLY_ONCE_FIRST_SEED the first one. In the last
-tests the protocol lacks one of its rules, and the model must notice.
+The plans are: every plan of one fault, every plan of two of the most severe kinds, and plans of up to five faults drawn
+by seeds. EXACTLY_ONCE_SEEDS sets the number of seeds (1000 by default), EXACTLY_ONCE_FIRST_SEED the first one. In the
+last tests the protocol lacks one of its rules, and the model must notice.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def written_once(version: int, aborted_until: int, decided_until: int) -> None:
     cluster = ModelDriverCluster(world)
     driver = ExactlyOnceDriver("P", cluster, lambda: world.now_ms, topic="t", is_new=True)
     batch_start = driver.begin()
-    outcomes = [world._run_task(batch_start, 0, at, rows) for at, rows in enumerate(world.layout(0, 0))]
+    outcomes = [world.run_task(batch_start, 0, at, rows) for at, rows in enumerate(world.layout(0, 0))]
     begun, request = len(world.requests), world.request
 
     def interrupted(name: str, effect: Callable[[], Any]) -> Any:
@@ -219,21 +219,21 @@ def test_runs_are_the_same_for_the_same_plan() -> None:
 
 
 BROKEN: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
-    (broken.SkipsByMarker, 1, (Fault.CRASH_AFTER,), "Doubled|readers of t see"),  # H1
-    (broken.Unfenced, 1, (Fault.OTHER_DRIVER,), "Doubled"),  # H4
+    (broken.SkipsByMarker, 1, (Fault.CRASH_AFTER,), "Duplicated|readers of t see"),  # H1
+    (broken.Unfenced, 1, (Fault.OTHER_DRIVER,), "Duplicated"),  # H4
     (broken.AbortsAfterDecision, 1, (Fault.TIMEOUT_BEFORE,), "Lost, and nothing happened"),  # H5
-    (broken.SkipsOlderBatches, 1, (Fault.RESET,), "taken for another one"),  # H7
+    (broken.SkipsOlderBatches, 1, (Fault.RESET,), "treated as another one"),  # H7
     (broken.DecidesEmptyTransactions, 0, (), "does not get through"),  # H9
     (broken.LeavesOldOnesOpen, 1, (Fault.TASK_CRASH_AFTER,), "Open after commit"),  # H9
     (broken.DecidesWhatWasTaken, 1, (Fault.ZOMBIE,), "Lost, and nothing happened"),
     (broken.DecidesUnseen, 1, (Fault.EXPIRE,), "Lost, and nothing happened"),
     (broken.TakesUnknownForCommitted, 1, (Fault.EXPIRE,), "readers of t+ see"),
-    (broken.IgnoresTheQueryId, 1, (Fault.RESET,), "taken for another one"),
+    (broken.IgnoresTheQueryId, 1, (Fault.RESET,), "treated as another one"),
     (broken.IgnoresTheContent, 1, (Fault.OTHER_ROWS,), "readers of t see"),
     (broken.IgnoresTheContent, 1, (Fault.OTHER_TOPIC,), "readers of t+ see"),
     (broken.IgnoresTheRows, 1, (Fault.FEWER_ROWS,), "readers of t see"),
     (broken.BeginsHoweverLate, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
-    (broken.TrustsTheCheckpoint, 1, (Fault.ALL_FORGOTTEN,), "Doubled"),
+    (broken.TrustsTheCheckpoint, 1, (Fault.ALL_FORGOTTEN,), "Duplicated"),
     (broken.ForgetsEmptyBatches, 0, (), "The query is refused"),
     (broken.WaitsForTimeouts, 2, (Fault.STALLED, Fault.CRASH_BEFORE), "does not get through"),
     (named_writes.GivesBackAfterFailure, 1, (Fault.CRASH_AFTER,), "torn, without an error"),
@@ -241,8 +241,8 @@ BROKEN: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
 )
 SLOWLY_FOUND: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.RemembersWhatIsForgotten, 2, (Fault.FORGET, Fault.EXPIRE), "readers of t+ see"),
-    (broken.TakesAnyTopicForNew, 2, (Fault.TOPIC_EMPTIED, Fault.CRASH_BEFORE), "Doubled"),
-    (broken.TakesNothingForNoDecision, 2, (Fault.TOPIC_EMPTIED, Fault.CRASH_BEFORE), "Doubled"),
+    (broken.TakesAnyTopicForNew, 2, (Fault.TOPIC_EMPTIED, Fault.CRASH_BEFORE), "Duplicated"),
+    (broken.TakesNothingForNoDecision, 2, (Fault.TOPIC_EMPTIED, Fault.CRASH_BEFORE), "Duplicated"),
     (broken.SweepsUnproven, 2, (Fault.OTHER_DRIVER, Fault.CRASH_AFTER), "Lost, and nothing happened"),
 )
 """For these the model needs seconds to find the fault."""

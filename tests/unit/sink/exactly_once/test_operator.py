@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 from support.coordinator_bench import CoordinatorBench
-from support.fake_selector import _Connection
+from support.driver_steps import marked_task
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
@@ -34,7 +34,6 @@ from spark_kafka_sink.common.errors import (
     TransactionalIdAuthorizationError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.network.channel import ChannelKind
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 from spark_kafka_sink.sink.exactly_once import operator
@@ -46,7 +45,6 @@ from spark_kafka_sink.sink.exactly_once.messages import (
     Decision,
     FirstUse,
     TaskOutcome,
-    TaskTransaction,
     TransactionLostError,
     first_use_key,
     task_id,
@@ -74,12 +72,8 @@ class OperatorBench(CoordinatorBench):
         self.driver = ExactlyOnceDriver(PREFIX, self.cluster_of_driver, lambda: WALL_MS)
 
     def task(self, batch_start: BatchStart, batch_id: int, partition: int) -> TaskOutcome:
-        open_ = self.raw.begin(task_id(PREFIX, partition, 0))
-        self.raw.write(open_, TopicPartition("t", 0), f"row {batch_id}.{partition}")
-        written = TaskTransaction(open_, partition, 1)
-        place = batch_start.place
-        self.raw.mark(open_, open_.transactional_id, place, batch_id + 1, written.marker_text)
-        return TaskOutcome(batch_start, batch_id, "q", partition, 1, written)
+        value = f"row {batch_id}.{partition}"
+        return marked_task(self, batch_start, batch_id=batch_id, query_id="q", partition=partition, value=value)
 
     def batch(self, batch_id: int, partitions: int = 2) -> list[TaskOutcome]:
         batch_start = self.driver.begin()
@@ -100,9 +94,6 @@ class OperatorBench(CoordinatorBench):
             self.driver.commit(outcomes)
         del self.driver.finish
         return outcomes
-
-    def values(self) -> list[str]:
-        return [(record.value or b"").decode() for record in self.cluster.log("t", 0).committed_records()]
 
     def said(self) -> str:
         text = self.out.getvalue()
@@ -227,7 +218,8 @@ def test_decisions_behind_an_open_transaction_are_announced(bench: OperatorBench
     bench.coordinator.writer.write(driver, batch_start.place, b"other", b"{}", 0, bench.coordinator.timer(1_000))
     bench.driver.commit([bench.task(batch_start, 0, 0)])
     hidden = (
-        f"{batch_start.place}: what was decided from offset 1 on is not shown yet, for a transaction is open there.\n"
+        f"{batch_start.place}: what was decided from offset 1 on is not shown yet,"
+        " because a transaction is open there.\n"
     )
     for prefix in (None, PREFIX):
         bench.operator.show(prefix)
@@ -278,7 +270,7 @@ def test_finish_is_refused_if_topic_has_no_decision(bench: OperatorBench) -> Non
 
 
 def test_finish_does_not_wait_for_a_dead_driver(bench: OperatorBench) -> None:
-    """Otherwise it would wait until that driver's transaction timed out, and then refuse all the same."""
+    """Otherwise it would wait until that driver's transaction timed out, and then refuse anyway."""
     batch_start = bench.batch(0)[0].batch_start
     bench.raw.write(batch_start.driver, batch_start.place, "half a decision")
     started_ms = bench.rig.now_ms
@@ -380,29 +372,17 @@ def test_accept_is_refused_while_rows_may_be_committed(bench: OperatorBench, err
     assert "22:13:20+00:00: committed.\n" in bench.said()
 
 
-def test_accept_is_refused_while_a_coordinator_refuses_logins(
-    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accept_is_refused_while_a_coordinator_refuses_logins(bench: OperatorBench) -> None:
     """Bug: accept closed the batch, and the next start aborted transactions that could have been committed."""
     bench.cluster.coordinators |= {"orders/0": 2, "orders/1": 2}
     bench.decide(0)
-    selector = bench.rig.selector
-    connect = selector._finish_connect
-    refusal = SslAuthenticationError("Node 2's certificate has expired.")
-
-    def refuse(connection: _Connection) -> None:
-        if connection.node_id != 2:
-            connect(connection)
-            return
-        selector._lose(connection, ChannelKind.AUTHENTICATION_FAILED, refusal, selector.disconnected)
-
+    bench.rig.network.refused_logins[2] = SslAuthenticationError("Node 2's certificate has expired.")
     bench.client.disconnect_async(bench.rig.node(2))
     bench.client.poll(bench.timer(0))
     bench.rig.clock.sleep_ms(2_000)
-    with monkeypatch.context() as patch:
-        patch.setattr(selector, "_finish_connect", refuse)
-        with pytest.raises(IllegalStateError, match=r"Batch 0 stays as it is.*certificate has expired"):
-            bench.operator.accept(PREFIX)
+    with pytest.raises(IllegalStateError, match=r"Batch 0 stays as it is.*certificate has expired"):
+        bench.operator.accept(PREFIX)
+    bench.rig.network.refused_logins.clear()
     bench.rig.clock.sleep_ms(2_000)
     bench.operator.finish(PREFIX)
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
@@ -561,7 +541,7 @@ def test_batch_write_without_prefix_leaves_no_decision(bench: OperatorBench) -> 
 
 @pytest.mark.parametrize("command", ["finish", "accept"])
 def test_finish_of_a_write_without_prefix_leaves_no_decision(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: no write uses such a prefix again, so its decision stayed in the topic, and in the list, for ever."""
+    """Bug: no write uses such a prefix again, so its decision stayed in the topic, and in the list, forever."""
     prefix = pool_name(3)
     monkeypatch.setitem(globals(), "PREFIX", prefix)
     bench = OperatorBench()
@@ -622,6 +602,7 @@ def test_error_of_a_wrong_option_is_one_line(tmp_path: Path) -> None:
     out = io.StringIO()
     assert main(["list", "--properties", str(tmp_path / "p"), "--bootstrap-servers", "h:1"], out) == 1
     assert out.getvalue().startswith("ConfigError: ")
+    assert out.getvalue().endswith(f" ({tmp_path / 'p'}, line 2)\n")
     assert out.getvalue().count("\n") == 1
 
 
@@ -759,7 +740,7 @@ def test_operator_works_where_only_short_timeouts_are_allowed(bench: OperatorBen
         bench.decide(0)
     else:
         bench.driver.commit(bench.batch(0))
-    cluster_module._CHECKED.clear()  # an operator has a client of its own
+    cluster_module._CHECKED.clear()  # an operator has its own client
     bench.cluster.transactions.max_timeout_ms = 600_000
     getattr(bench.operator, command)(PREFIX)
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 from kio.schema.errors import ErrorCode
 from support.coordinator_bench import PLACE, CoordinatorBench
-from support.driver_steps import CONFIG, driver_of, refused_to_task_0, told_by_a_task
+from support.driver_steps import CONFIG, driver_of, refused_to_task_0, task_outcome
 from support.scripted_broker import faults
 
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -111,13 +111,13 @@ def test_batch_write_without_rows_leaves_no_decision(driver: ExactlyOnceDriver) 
 def test_too_old_transaction_is_not_decided(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, age_ms: int, is_decided: bool
 ) -> None:
-    told = told_by_a_task(bench, driver.begin())
+    reported = task_outcome(bench, driver.begin())
     bench.rig.clock.sleep_ms(age_ms)
     if is_decided:
-        assert driver.commit([told]).decision is not None
+        assert driver.commit([reported]).decision is not None
         return
     with pytest.raises(IllegalStateError, match=r"open for 49\d{3} ms, more than 80 %.*timeout\.ms \(now 60000\)"):
-        driver.commit([told])
+        driver.commit([reported])
     assert bench.state("P/0") == "Ongoing"
     assert driver.begin().last_batch_id is None
 
@@ -138,14 +138,14 @@ def test_forgotten_transaction_counts_if_its_marker_was_committed(
     def unreachable(*_: object) -> None:
         raise KafkaTimeoutError("P/driver is not there.")
 
-    told = told_by_a_task(bench, driver.begin())
-    assert told.written is not None
-    open_ = told.written.transaction
-    bench.raw.mark(open_, "P/0", told.batch_start.place, offset, metadata or told.written.marker_text)
+    reported = task_outcome(bench, driver.begin())
+    assert reported.written is not None
+    open_ = reported.written.transaction
+    bench.raw.mark(open_, "P/0", reported.batch_start.place, offset, metadata or reported.written.marker_text)
     with monkeypatch.context() as patch:
         patch.setattr(ExactlyOnceDriver, "_note_finished", unreachable)
         with pytest.raises(KafkaTimeoutError, match="is committed"):
-            driver.commit([told])
+            driver.commit([reported])
     del bench.cluster.transactions.transactions["P/0"]
     if is_lost:
         with pytest.raises(TransactionLostError, match=r"rows are missing in Kafka, 1 of 1 \(partition 0: 1 rows"):
@@ -164,9 +164,9 @@ def test_batch_with_an_unfinished_commit_is_not_noted(
 ) -> None:
     """After the note no start would commit the batch, and its rows would end by timeout."""
 
-    told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
+    reported = task_outcome(bench, driver.begin(), timeout_ms=900_000)
     script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(error_code), times=None)
-    for step in (lambda: driver.commit([told]), driver.begin):
+    for step in (lambda: driver.commit([reported]), driver.begin):
         with pytest.raises(KafkaError, match=r"Batch 4 of P is decided, and its commit did not end: .*'P/0'.*finished"):
             step()
     assert bench.state("P/0") == "Ongoing"
@@ -189,13 +189,13 @@ def test_error_of_undecided_write_advises_no_second_write(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, query_id: str, is_driver: bool, error_code: int
 ) -> None:
     """Bug: a second write got new names, and its rows were added to those that the operator had finished."""
-    told = replace(told_by_a_task(bench, driver.begin(), timeout_ms=900_000), query_id=query_id)
+    reported = replace(task_outcome(bench, driver.begin(), timeout_ms=900_000), query_id=query_id)
     refusal = faults.fail_with(error_code) if is_driver else refused_to_task_0(error_code)
     bench.cluster.on(ApiKey.END_TXN, refusal, times=1 if is_driver else None)
     with pytest.raises(
         KafkaError, match="is not known" if is_driver else "is decided, and its commit did not"
     ) as caught:
-        driver.commit([told])
+        driver.commit([reported])
     typed = "python -m spark_kafka_sink.transactions finish --prefix=P --bootstrap-servers HOST:PORT"
     assert ("start" in str(caught.value).replace("--bootstrap", "")) is (query_id != "")
     assert ("Do not write it again" in str(caught.value)) is (query_id == "")
@@ -212,10 +212,10 @@ def test_error_code_without_class_is_kept_in_longer_text(
     def refused(*_: object) -> None:
         raise error_for_code(ErrorCode.throttling_quota_exceeded)
 
-    told = told_by_a_task(bench, driver.begin())
+    reported = task_outcome(bench, driver.begin())
     script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(ErrorCode.throttling_quota_exceeded), times=None)
     with pytest.raises(BrokerError, match="its commit did not end") as commit:
-        driver.commit([told])
+        driver.commit([reported])
     assert commit.value.error_code == ErrorCode.throttling_quota_exceeded
     bench.cluster.scripts.remove(script)
     monkeypatch.setattr(ExactlyOnceDriver, "_note_finished", refused)
@@ -233,10 +233,10 @@ def test_driver_fenced_while_writing_decides_nothing(
         bench.cluster.requests.clear()
 
     write = KafkaDriverCluster.write_decision
-    told = told_by_a_task(bench, driver.begin())
+    reported = task_outcome(bench, driver.begin())
     monkeypatch.setattr(KafkaDriverCluster, "write_decision", taken_over)
     with pytest.raises(ProducerFencedError, match=r"Another driver runs.*batch 4 is not decided here"):
-        driver.commit([told])
+        driver.commit([reported])
     assert bench.asked(ApiKey.END_TXN) == []
 
 
@@ -261,10 +261,10 @@ def test_driver_fenced_while_writing_decides_nothing(
 def test_refused_decision_commit_reports_the_known_state(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int, kind: type[KafkaError], text: str
 ) -> None:
-    told = told_by_a_task(bench, driver.begin())
+    reported = task_outcome(bench, driver.begin())
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(error_code))
     with pytest.raises(kind, match=text):
-        driver.commit([told])
+        driver.commit([reported])
     assert bench.state("P/0") == "Ongoing"
 
 
@@ -274,7 +274,7 @@ def test_transactions_of_other_prefixes_are_not_aborted() -> None:
     for name in others:
         bench.raw.write(bench.raw.begin(name), TopicPartition("t", 0), "row")
     driver = driver_of(bench, "a.b")
-    driver.commit([told_by_a_task(bench, driver.begin())])
+    driver.commit([task_outcome(bench, driver.begin())])
     assert driver.abort(driver.begin(), [])
     assert {bench.state(name) for name in others} == {"Ongoing"}
 
@@ -283,12 +283,12 @@ def test_transactions_of_other_prefixes_are_not_aborted() -> None:
 def test_transaction_of_attempt_with_same_id_is_aborted(version: int) -> None:
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
-    told = told_by_a_task(bench, driver.begin())
+    reported = task_outcome(bench, driver.begin())
     bench.raw.write(bench.raw.begin("P/0"), TopicPartition("t", 0), "row")
     with pytest.raises(IllegalStateError, match="a late attempt of the task took its place"):
-        driver.commit([told])
+        driver.commit([reported])
     assert bench.state("P/0") == "Ongoing"
-    assert driver.abort(told.batch_start, [told])
+    assert driver.abort(reported.batch_start, [reported])
     assert bench.state("P/0") == "CompleteAbort"
 
 
@@ -297,12 +297,12 @@ def test_task_with_aborted_transaction_is_not_decided(version: int) -> None:
     """Under version 1 of transactions the epoch does not show the abort. A decision would lose the task's rows."""
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
-    told = told_by_a_task(bench, driver.begin())
-    assert told.written is not None
-    bench.end([told.written.transaction], committed=False)
+    reported = task_outcome(bench, driver.begin())
+    assert reported.written is not None
+    bench.end([reported.written.transaction], committed=False)
     with pytest.raises(IllegalStateError, match=r"Batch 4 is not decided: .*is CompleteAbort in epoch [01]\."):
-        driver.commit([told])
-    driver.abort(told.batch_start, [told])
+        driver.commit([reported])
+    driver.abort(reported.batch_start, [reported])
     assert driver.begin().last_batch_id is None
 
 
@@ -316,7 +316,7 @@ def test_driver_fenced_while_listing_aborts_nothing(step: str, version: int, mon
 
     def be_taken_over(*arguments: Any) -> list[str]:
         monkeypatch.undo()
-        told_by_a_task(bench, driver_of(bench, "P").begin())
+        task_outcome(bench, driver_of(bench, "P").begin())
         return list_ids(*arguments)
 
     monkeypatch.setattr(KafkaDriverCluster, "list_ids", be_taken_over)
@@ -332,7 +332,7 @@ def test_late_attempt_is_aborted_after_commit(version: int, monkeypatch: pytest.
     """Bug: the driver took the transaction for the task's own. It stayed open until its timeout if the attempt died."""
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
-    told = told_by_a_task(bench, driver.begin())
+    reported = task_outcome(bench, driver.begin())
     finish_all = ExactlyOnceDriver.finish
 
     def finish(*arguments: Any) -> None:
@@ -340,7 +340,7 @@ def test_late_attempt_is_aborted_after_commit(version: int, monkeypatch: pytest.
         bench.raw.write(bench.raw.begin("P/0"), TopicPartition("t", 0), "late")
 
     monkeypatch.setattr(ExactlyOnceDriver, "finish", finish)
-    assert driver.commit([told]).decision is not None
+    assert driver.commit([reported]).decision is not None
     assert bench.state("P/0") == "CompleteAbort"
 
 
@@ -352,19 +352,19 @@ def test_batch_decided_while_it_is_fenced_is_not_aborted(
     """
     bench = CoordinatorBench(version=1)
     driver = driver_of(bench, "P")
-    told = told_by_a_task(bench, driver.begin())
+    reported = task_outcome(bench, driver.begin())
     fence = KafkaDriverCluster.init_producer_id
 
     def decide_first(*arguments: Any) -> ProducerIdAndEpoch:
         with monkeypatch.context() as slow:
             slow.setattr(ExactlyOnceDriver, "finish", Mock(side_effect=KafkaTimeoutError))
             with pytest.raises(KafkaTimeoutError):
-                driver.commit([told])
+                driver.commit([reported])
         return fence(*arguments)
 
     with monkeypatch.context() as other:
         other.setattr(KafkaDriverCluster, "init_producer_id", decide_first)
-        assert not driver.abort(told.batch_start, [told])
+        assert not driver.abort(reported.batch_start, [reported])
     assert driver.begin().last_batch_id == 4
     assert bench.state("P/0") == "CompleteCommit"
 
@@ -377,9 +377,9 @@ def test_batch_decided_while_it_is_fenced_is_not_aborted(
 def test_failed_abort_is_logged_and_returns_false(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, caplog: pytest.LogCaptureFixture, error_code: int
 ) -> None:
-    told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
+    reported = task_outcome(bench, driver.begin(), timeout_ms=900_000)
     script = bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(error_code), times=None)
-    assert not driver.abort(told.batch_start, [told])
+    assert not driver.abort(reported.batch_start, [reported])
     assert len(re.findall("'P/0'.* stays open until its timeout: ", caplog.text)) >= 1
     bench.cluster.scripts.remove(script)
     caplog.clear()
@@ -396,7 +396,7 @@ def test_transaction_forgotten_during_describe_is_ignored(
 
 
 def test_last_decision_is_read_again_after_a_new_epoch(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
-    driver.commit([told_by_a_task(bench, driver.begin())])
+    driver.commit([task_outcome(bench, driver.begin())])
     assert driver.begin(None, Decision(3, "q", 0, 1, 1, (), True)).last_batch_id == 4
 
 

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 from kio.schema.errors import ErrorCode
 from support.coordinator_bench import PLACE, CoordinatorBench
-from support.driver_steps import CONFIG, driver_of, refused_to_task_0, told_by_a_task
+from support.driver_steps import CONFIG, driver_of, refused_to_task_0, task_outcome
 from support.scripted_broker.transaction_coordinator import MAX_EPOCH
 
 from spark_kafka_sink.admin.transaction_values import TransactionDescription, TransactionState
@@ -46,21 +46,21 @@ def driver(bench: CoordinatorBench) -> ExactlyOnceDriver:
 
 def test_begin_without_known_decision_reads_it(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
     """A driver that assumed that there is none would write a batch again."""
-    next_ = driver.commit([told_by_a_task(bench, driver.begin())]).driver
+    next_ = driver.commit([task_outcome(bench, driver.begin())]).driver
     assert next_ is not None
     assert driver.begin(next_.producer).last_batch_id == 4
 
 
 def test_next_batch_start_names_the_last_decision(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
     """By it a driver knows a repeated batch, and a query that does not own the prefix."""
-    committed = driver.commit([replace(told_by_a_task(bench, driver.begin()), query_id="another")])
+    committed = driver.commit([replace(task_outcome(bench, driver.begin()), query_id="another")])
     assert not committed.was_skipped
     batch_start = driver.begin()
     assert (batch_start.last_batch_id, batch_start.last_query_id, batch_start.last_rows) == (4, "another", 1)
 
 
 def test_begin_with_known_decision_does_not_read_it(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
-    decision, _, next_ = driver.commit([told_by_a_task(bench, driver.begin())])
+    decision, _, next_ = driver.commit([task_outcome(bench, driver.begin())])
     assert next_ is not None
     bench.cluster.requests.clear()
     assert driver.begin(next_.producer, decision).last_batch_id == 4
@@ -71,10 +71,10 @@ def test_begin_with_known_decision_does_not_read_it(bench: CoordinatorBench, dri
 
 
 def test_task_with_forgotten_transaction_is_not_decided(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
-    told = told_by_a_task(bench, driver.begin())
+    outcome = task_outcome(bench, driver.begin())
     del bench.cluster.transactions.transactions["P/0"]
     with pytest.raises(IllegalStateError, match=r"Batch 4 is not decided: .* of partition 0 is unknown\. "):
-        driver.commit([told])
+        driver.commit([outcome])
     assert driver.begin().last_batch_id is None
 
 
@@ -86,10 +86,10 @@ def test_driver_forgotten_by_its_coordinator_decides_nothing(
         del bench.cluster.transactions.transactions["P/driver"]
 
     write = KafkaDriverCluster.write_decision
-    told = told_by_a_task(bench, driver.begin())
+    outcome = task_outcome(bench, driver.begin())
     monkeypatch.setattr(KafkaDriverCluster, "write_decision", forgotten)
     with pytest.raises(ProducerFencedError, match="batch 4 is not decided here"):
-        driver.commit([told])
+        driver.commit([outcome])
     assert bench.state("P/0") == "Ongoing"
 
 
@@ -103,10 +103,10 @@ def test_driver_with_deciding_successor_ends_nothing(version: int, monkeypatch: 
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
     write = KafkaDriverCluster.write_decision
-    told = told_by_a_task(bench, driver.begin())
+    outcome = task_outcome(bench, driver.begin())
     monkeypatch.setattr(KafkaDriverCluster, "write_decision", taken_over)
     with pytest.raises(ProducerFencedError, match=r"Another driver runs.*batch 4 is not decided here"):
-        driver.commit([told])
+        driver.commit([outcome])
     assert bench.asked(ApiKey.END_TXN) == []
 
 
@@ -122,18 +122,18 @@ def test_driver_with_deciding_successor_ends_nothing(version: int, monkeypatch: 
 def test_late_commit_counts_if_marker_was_committed(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int, is_marked: bool
 ) -> None:
-    told = told_by_a_task(bench, driver.begin())
-    assert told.written is not None
+    outcome = task_outcome(bench, driver.begin())
+    assert outcome.written is not None
     if is_marked:
         marking = bench.raw.begin("P/0 by another name")
-        bench.raw.mark(marking, "P/0", told.batch_start.place, 5, told.written.marker_text)
+        bench.raw.mark(marking, "P/0", outcome.batch_start.place, 5, outcome.written.marker_text)
         bench.commit(marking)
     bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(error_code), times=None)
     if is_marked:
-        assert driver.commit([told]).decision is not None
+        assert driver.commit([outcome]).decision is not None
     else:
         with pytest.raises(TransactionLostError, match="rows are missing in Kafka, 1 of 1"):
-            driver.commit([told])
+            driver.commit([outcome])
 
 
 @pytest.mark.parametrize(("topic", "flag"), [("mine", " --decision-topic=mine"), (CONFIG.decision_topic, "")])
@@ -141,12 +141,12 @@ def test_commands_in_errors_name_another_decision_topic(bench: CoordinatorBench,
     """Bug: the printed commands read the default topic, found no decision, and aborted a decided batch."""
     cluster = KafkaDriverCluster(bench.coordinator, replace(CONFIG, decision_topic=topic), "P")
     driver = ExactlyOnceDriver("P", cluster, lambda: 0)
-    told = told_by_a_task(bench, driver.begin())
+    outcome = task_outcome(bench, driver.begin())
     bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(ErrorCode.invalid_producer_id_mapping), times=None)
     typed = f"transactions {{}} --prefix=P{flag} --bootstrap-servers HOST:PORT. "
     with pytest.raises(TransactionLostError, match=re.escape(typed.format("accept"))):
-        driver.commit([told])
-    batch_start = replace(told.batch_start, last_batch_id=4, last_query_id="another")
+        driver.commit([outcome])
+    batch_start = replace(outcome.batch_start, last_batch_id=4, last_query_id="another")
     with pytest.raises(IllegalStateError, match=re.escape(typed.format("forget").rstrip())):
         batch_start.is_written_already(5, "q")
 
@@ -163,7 +163,7 @@ def test_unreadable_markers_error_says_batch_is_decided(
     """Bug: the error was that of one request. It did not say that the rows count, nor until when they must be
     committed.
     """
-    told = told_by_a_task(bench, driver.begin())
+    outcome = task_outcome(bench, driver.begin())
     bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(ErrorCode.invalid_producer_id_mapping), times=None)
     ask = getattr(KafkaDriverCluster, what)
 
@@ -175,18 +175,18 @@ def test_unreadable_markers_error_says_batch_is_decided(
     monkeypatch.setattr(KafkaDriverCluster, what, in_vain)
     text = r"^Batch 4 of P is decided, and its commit did not end: P/0 cannot be asked\. It is finished when .* started"
     with pytest.raises(kind, match=text) as caught:
-        driver.commit([told])
+        driver.commit([outcome])
     assert str(caught.value.__cause__) == "P/0 cannot be asked."
 
 
 def test_start_with_failed_note_says_batch_is_committed(
     bench: CoordinatorBench, driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = told_by_a_task(bench, driver.begin())
+    outcome = task_outcome(bench, driver.begin())
     with monkeypatch.context() as patch:
         patch.setattr(ExactlyOnceDriver, "finish", Mock(side_effect=KafkaTimeoutError("P/0 is not there.")))
         with pytest.raises(KafkaTimeoutError):
-            driver.commit([told])
+            driver.commit([outcome])
     monkeypatch.setattr(KafkaDriverCluster, "write_decision", Mock(side_effect=KafkaTimeoutError("no leader")))
     with pytest.raises(KafkaError, match=r"Batch 4 of P is committed: .* must not be written again\..* no leader"):
         driver.begin()
@@ -208,9 +208,9 @@ def test_task_without_rows_is_fenced_by_next_driver(bench: CoordinatorBench, dri
 def test_abort_ignores_tasks_without_rows(version: int) -> None:
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
-    told = told_by_a_task(bench, driver.begin())
-    empty = replace(told, partition=1, rows=0, written=None)
-    assert driver.abort(told.batch_start, [empty, told])
+    outcome = task_outcome(bench, driver.begin())
+    empty = replace(outcome, partition=1, rows=0, written=None)
+    assert driver.abort(outcome.batch_start, [empty, outcome])
     assert bench.state("P/0") == "CompleteAbort"
 
 
@@ -218,13 +218,13 @@ def test_abort_ignores_tasks_without_rows(version: int) -> None:
 def test_abort_after_decision_changes_nothing(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
-    told = told_by_a_task(bench, driver.begin())
+    outcome = task_outcome(bench, driver.begin())
     with monkeypatch.context() as patch:
         patch.setattr(ExactlyOnceDriver, "finish", Mock(side_effect=KafkaTimeoutError("P/0 is not there.")))
         with pytest.raises(KafkaTimeoutError):
-            driver.commit([told])
+            driver.commit([outcome])
     epoch = bench.cluster.transactions.transactions["P/driver"].epoch
-    assert not driver.abort(told.batch_start, [told])
+    assert not driver.abort(outcome.batch_start, [outcome])
     assert bench.cluster.transactions.transactions["P/driver"].epoch == epoch
     assert bench.state("P/0") == "Ongoing"
     assert driver.begin().last_batch_id == 4
@@ -235,7 +235,7 @@ def test_abort_of_only_the_note_returns_false(monkeypatch: pytest.MonkeyPatch) -
     """Under version 1 the note is written in the epoch of the decision."""
     bench = CoordinatorBench(version=1)
     driver = driver_of(bench, "P")
-    told = told_by_a_task(bench, driver.begin())
+    outcome = task_outcome(bench, driver.begin())
     write = KafkaDriverCluster.write_decision
 
     def and_stop(self: KafkaDriverCluster, *given: Any) -> None:
@@ -246,8 +246,8 @@ def test_abort_of_only_the_note_returns_false(monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as patch:
         patch.setattr(KafkaDriverCluster, "write_decision", and_stop)
         with pytest.raises(KafkaTimeoutError, match="is committed"):
-            driver.commit([told])
-    assert not driver.abort(told.batch_start, [told])
+            driver.commit([outcome])
+    assert not driver.abort(outcome.batch_start, [outcome])
     assert driver.begin().last_batch_id == 4
 
 
@@ -256,7 +256,7 @@ def test_driver_fenced_while_aborting_aborts_no_more(
 ) -> None:
     bench = CoordinatorBench(version=1)
     driver = driver_of(bench, "P")
-    told = told_by_a_task(bench, driver.begin())
+    outcome = task_outcome(bench, driver.begin())
     describe = KafkaDriverCluster.describe
 
     def be_taken_over(*arguments: Any) -> Any:
@@ -265,7 +265,7 @@ def test_driver_fenced_while_aborting_aborts_no_more(
         return describe(*arguments)
 
     monkeypatch.setattr(KafkaDriverCluster, "describe", be_taken_over)
-    assert not driver.abort(told.batch_start, [told])
+    assert not driver.abort(outcome.batch_start, [outcome])
 
 
 def test_abort_with_last_epoch_ends_open_transactions() -> None:
@@ -276,17 +276,17 @@ def test_abort_with_last_epoch_ends_open_transactions() -> None:
     bench.cluster.transactions.transactions["P/driver"].epoch = MAX_EPOCH - 1
     batch_start = driver.begin()
     assert (batch_start.driver.producer_id, batch_start.driver.producer_epoch) == (first.producer_id, MAX_EPOCH)
-    told_by_a_task(bench, batch_start)
+    task_outcome(bench, batch_start)
     assert driver.abort(batch_start, [])
     assert bench.cluster.transactions.transactions["P/driver"].producer_id != first.producer_id
     assert bench.state("P/0") == "CompleteAbort"
 
 
 def test_refused_abort_is_requested_only_once(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
-    told = told_by_a_task(bench, driver.begin())
+    outcome = task_outcome(bench, driver.begin())
     bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(ErrorCode.transactional_id_authorization_failed), times=None)
     bench.cluster.requests.clear()
-    assert not driver.abort(told.batch_start, [told])
+    assert not driver.abort(outcome.batch_start, [outcome])
     asked = [exchange.request.transactional_id for exchange in bench.asked(ApiKey.END_TXN)]
     assert asked == ["P/driver", "P/0"]
 
@@ -295,23 +295,28 @@ def test_refused_abort_is_requested_only_once(bench: CoordinatorBench, driver: E
 
 
 def test_finished_transactions_listed_as_empty_are_not_logged(
-    bench: CoordinatorBench, driver: ExactlyOnceDriver, caplog: pytest.LogCaptureFixture
+    bench: CoordinatorBench,
+    driver: ExactlyOnceDriver,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The driver aborts them all the same: a transaction that has begun and has no partition yet looks the same."""
+    """The driver aborts them anyway: a transaction that has begun and has no partition yet looks the same."""
     batch_start = driver.begin()
     left = bench.raw.begin("P/7", timeout_ms=60_000)
     found = TransactionDescription(
         "P/7", TransactionState.EMPTY, left.producer_id, left.producer_epoch, 60_000, None, frozenset()
     )
-    described = driver._cluster.describe
-    driver._cluster.list_ids = lambda states: ["P/7"]
+    described = KafkaDriverCluster.describe
 
-    def describe(transactional_ids: Iterable[str]) -> dict[str, TransactionDescription | None]:
-        return {name: found if name == "P/7" else described([name])[name] for name in transactional_ids}
+    def describe(
+        cluster: KafkaDriverCluster, transactional_ids: Iterable[str]
+    ) -> dict[str, TransactionDescription | None]:
+        return {name: found if name == "P/7" else described(cluster, [name])[name] for name in transactional_ids}
 
-    driver._cluster.describe = describe
+    monkeypatch.setattr(KafkaDriverCluster, "list_ids", lambda cluster, states: ["P/7"])
+    monkeypatch.setattr(KafkaDriverCluster, "describe", describe)
     with caplog.at_level(logging.INFO):
-        driver.commit([told_by_a_task(bench, batch_start)])
+        driver.commit([task_outcome(bench, batch_start)])
         assert "open transactions" not in caplog.text
         found = found._replace(state=TransactionState.ONGOING)
         driver.begin()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.coordinator_bench import CoordinatorBench
-from support.driver_steps import CONFIG, driver_of, told_by_a_task
+from support.driver_steps import CONFIG, driver_of, task_outcome
 from support.scripted_broker import faults
 
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -71,8 +71,8 @@ def test_driver_may_follow_one_that_died_before_init(bench: CoordinatorBench) ->
 @pytest.mark.parametrize("partitions", [16, 20])
 def test_topic_made_again_is_an_error_before_anything_is_aborted(bench: CoordinatorBench, partitions: int) -> None:
     driver = driver_of(bench, "P")
-    driver.commit([told_by_a_task(bench, driver.begin())])
-    told_by_a_task(bench, driver.begin())
+    driver.commit([task_outcome(bench, driver.begin())])
+    task_outcome(bench, driver.begin())
     make_again(bench, partitions)
     for _ in range(2):
         with pytest.raises(IllegalStateError, match=r"knows nothing of transactional\.id\.prefix='P'") as lost:
@@ -99,7 +99,7 @@ def test_missing_topic_is_not_created_for_used_prefix(bench: CoordinatorBench) -
 def test_topic_deleted_between_batches_is_an_error(bench: CoordinatorBench, is_held: bool) -> None:
     """Bug: the driver was silent for two minutes, and its error did not mention the deletion."""
     driver = driver_of(bench, "P")
-    committed = driver.commit([told_by_a_task(bench, driver.begin())])
+    committed = driver.commit([task_outcome(bench, driver.begin())])
     assert committed.driver is not None
     bench.cluster.delete_topic(TOPIC)
     started_ms = bench.rig.now_ms
@@ -111,11 +111,11 @@ def test_topic_deleted_between_batches_is_an_error(bench: CoordinatorBench, is_h
 
 def test_topic_deleted_during_a_batch_is_an_error(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
-    told = told_by_a_task(bench, driver.begin(), timeout_ms=900_000)
+    outcome = task_outcome(bench, driver.begin(), timeout_ms=900_000)
     bench.cluster.delete_topic(TOPIC)
     started_ms = bench.rig.now_ms
     with pytest.raises(IllegalStateError, match="is not in the cluster"):
-        driver.commit([told])
+        driver.commit([outcome])
     # Version 1 asks the coordinator first.
     limit_ms = 15_000 if bench.raw.version >= 2 else CONFIG.producer.max_block_ms + 5_000
     assert bench.rig.now_ms - started_ms < limit_ms
@@ -132,7 +132,7 @@ def test_driver_waits_for_a_topic_unknown_for_a_moment(bench: CoordinatorBench) 
 
 def test_prefix_forgotten_by_coordinators_goes_on_after_its_decision(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
-    driver.commit([told_by_a_task(bench, driver.begin())])
+    driver.commit([task_outcome(bench, driver.begin())])
     bench.cluster.transactions.transactions.clear()
     produced = len(bench.asked(PRODUCE))
     assert another_process(bench).begin().last_batch_id == 4
@@ -141,7 +141,7 @@ def test_prefix_forgotten_by_coordinators_goes_on_after_its_decision(bench: Coor
 
 def test_prefix_of_older_release_needs_no_first_use(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
-    driver.commit([told_by_a_task(bench, driver.begin())])
+    driver.commit([task_outcome(bench, driver.begin())])
     place = KafkaDriverCluster(bench.coordinator, CONFIG, "P").place
     bench.cluster.log(*place).batches[:1] = []
     records = KafkaDriverCluster(bench.coordinator, CONFIG, "P").last_records()
@@ -159,7 +159,7 @@ def test_first_batch_that_is_not_the_checkpoints_first_is_refused(bench: Coordin
 
 def test_late_first_use_record_hides_no_decision(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
-    driver.commit([told_by_a_task(bench, driver.begin())])
+    driver.commit([task_outcome(bench, driver.begin())])
     for _ in range(100):
         KafkaDriverCluster(bench.coordinator, CONFIG, "P").write_first_use(is_adopted=False)
     assert another_process(bench).begin().last_batch_id == 4
@@ -168,7 +168,7 @@ def test_late_first_use_record_hides_no_decision(bench: CoordinatorBench) -> Non
 def test_later_batches_make_no_more_requests(bench: CoordinatorBench) -> None:
     """A driver that keeps its client reads the first-use record and the configuration only once."""
     driver = driver_of(bench, "P")
-    driver.commit([told_by_a_task(bench, driver.begin())])
+    driver.commit([task_outcome(bench, driver.begin())])
     bench.cluster.requests.clear()
     driver_of(bench, "P").begin()
     assert bench.asked(DESCRIBE) == []
@@ -180,9 +180,9 @@ def test_abort_leaves_batch_open_if_its_decision_may_be_lost() -> None:
     """Under version 1 only the decision topic shows whether another process has decided the batch."""
     bench = CoordinatorBench(version=1)
     driver = driver_of(bench, "P")
-    told = told_by_a_task(bench, driver.begin())
+    outcome = task_outcome(bench, driver.begin())
     make_again(bench)
-    assert driver.abort(told.batch_start, [told]) is False
+    assert driver.abort(outcome.batch_start, [outcome]) is False
     assert bench.state("P/0") == "Ongoing"
 
 
@@ -194,13 +194,13 @@ def test_pending_marker_of_late_attempt_does_not_delay_start(bench: CoordinatorB
 
     driver = driver_of(bench, "P")
     batch_start = driver.begin()
-    told = told_by_a_task(bench, batch_start)
-    assert told.written is not None
-    bench.raw.mark(told.written.transaction, "P/0", batch_start.place, 5, told.written.marker_text)
+    outcome = task_outcome(bench, batch_start)
+    assert outcome.written is not None
+    bench.raw.mark(outcome.written.transaction, "P/0", batch_start.place, 5, outcome.written.marker_text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ExactlyOnceDriver, "_note_finished", die)
         with pytest.raises(KafkaTimeoutError):
-            driver.commit([told])
+            driver.commit([outcome])
     late = bench.raw.begin("P/0", timeout_ms=900_000)
     bench.raw.write(late, TopicPartition("t", 0), "row")
     bench.raw.mark(late, "P/0", batch_start.place, 5, "another's")
@@ -246,14 +246,14 @@ def test_first_use_before_a_tombstone_is_found_however_far_back(bench: Coordinat
 def test_transaction_of_successors_task_is_not_aborted(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
     batch_start = driver.begin()
-    told = told_by_a_task(bench, batch_start)
-    assert told.written is not None
-    bench.raw.mark(told.written.transaction, "P/0", batch_start.place, 5, told.written.marker_text)
-    committed = driver.commit([told])
+    outcome = task_outcome(bench, batch_start)
+    assert outcome.written is not None
+    bench.raw.mark(outcome.written.transaction, "P/0", batch_start.place, 5, outcome.written.marker_text)
+    committed = driver.commit([outcome])
     assert committed.driver is not None
     driver_of(bench, "P").begin()
     bench.raw.write(bench.raw.begin("P/0"), TopicPartition("t", 0), "row of the successor")
-    driver.finish(committed.driver, Decision(4, "q", 0, 1, 1, (told.written,)))
+    driver.finish(committed.driver, Decision(4, "q", 0, 1, 1, (outcome.written,)))
     assert bench.state("P/0") == "Ongoing"
 
 

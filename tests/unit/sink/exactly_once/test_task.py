@@ -118,7 +118,7 @@ def test_task_of_an_unknown_driver_is_too_late() -> None:
     assert bench.made == []
 
 
-def test_another_attempt_writes_under_an_id_of_its_own() -> None:
+def test_another_attempt_writes_under_its_own_id() -> None:
     bench = Bench(partition=3, attempt=2)
     bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
     assert bench.made[0].names == ["P/3.2"]

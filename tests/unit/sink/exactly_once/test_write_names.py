@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 from support.coordinator_bench import CoordinatorBench
+from support.driver_steps import marked_task
 from support.scripted_broker import faults
+from support.writer_tasks import batch_start_of
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -24,7 +26,7 @@ from spark_kafka_sink.sink import data_source, kafka_sink
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, TaskWritten
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 from spark_kafka_sink.sink.exactly_once import session as session_module
-from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, TaskTransaction, task_id
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, is_one_off, pool_name, release_name
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
@@ -43,17 +45,10 @@ class WriteBench(CoordinatorBench):
 
     def outcomes(self, batch_start: BatchStart) -> list[TaskOutcome]:
         """The outcomes of a write's tasks."""
-        made = []
-        for partition in range(TASKS):
-            open_ = self.raw.begin(task_id(batch_start.prefix, partition, 0))
-            self.raw.write(open_, TopicPartition("t", 0), "row")
-            task = TaskTransaction(open_, partition, 1)
-            self.raw.mark(open_, open_.transactional_id, batch_start.place, 1, task.marker_text)
-            made.append(TaskOutcome(batch_start, 0, "", partition, 1, task))
-        return made
+        return [marked_task(self, batch_start, partition=partition) for partition in range(TASKS)]
 
     def rows(self) -> int:
-        return len(self.cluster.log("t", 0).committed_records())
+        return len(self.values())
 
     def prefixes(self) -> set[str]:
         return {each.partition("/")[0] for each in self.cluster.transactions.transactions}
@@ -84,7 +79,7 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wr
 
 @pytest.fixture(autouse=True)
 def _own_level(caplog: pytest.LogCaptureFixture) -> None:
-    """Restore the log level, which the writers set where there is none."""
+    """Restore the log level, which the writers set if there is none."""
     caplog.set_level(logging.INFO, "spark_kafka_sink")
 
 
@@ -107,7 +102,7 @@ def by_format(bench: WriteBench, before: Step = lambda: None) -> None:
     writer = pickle.loads(pickle.dumps(KafkaBatchWriter(CONFIG)))
     try:
         before()
-        messages = [TaskWritten((), 0, 0, outcome) for outcome in bench.outcomes(writer._batch_start)]
+        messages = [TaskWritten((), 0, 0, outcome) for outcome in bench.outcomes(batch_start_of(writer))]
         writer.commit(messages)
     except BaseException:
         writer.abort([None])
