@@ -1,15 +1,17 @@
 """Measure Spark's ways into Kafka side by side: `make benchmark`.
 
-    python benchmarks/benchmark.py                                                    the cells that matter, an hour
+    python benchmarks/benchmark.py                                                    the cells that matter, two hours
     python benchmarks/benchmark.py --cells keyed-lz4-4-100 --contenders jvm,write --records 1000000 --rounds 1
     python benchmarks/benchmark.py --cells keyed-lz4-4-100 --contenders jvm,write --security PLAINTEXT,SSL
+    python benchmarks/benchmark.py --contenders table_write,table_produce_batch,table_produce_batch_errors_only
     python benchmarks/benchmark.py --cells all --latency --json benchmark.json --plot benchmark
 
 A cell is a combination of keys, codec, partitions and bytes of a value. In every cell the contenders take turns,
 `--rounds` times. A turn has a new process and a new topic. The process writes for `--warm-up` seconds, because a stream
 that has run for hours is warm too. Then it makes `--runs` timed runs, of the same rows, which Spark generates on
-demand. The tables show the medians of all timed runs, and their ratios to Spark's JVM sink in the same cell. The rates
-depend on the machine, the ratios less.
+demand. Contenders without Spark (`table_…`) write the same rows of an Arrow table in memory. The tables show the
+medians of all timed runs, and their ratios to Spark's JVM sink in the same cell. The rates depend on the machine, the
+ratios less.
 
 All contenders share one embedded broker, on the same processors. Its JVM has the flags of Kafka's own start script, as
 users' brokers have. The flags for a quick start in tests would make TLS slow. Before every cell, processes that do not

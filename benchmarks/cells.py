@@ -6,10 +6,15 @@ import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CODECS = ("none", "gzip", "lz4", "zstd", "snappy")
 KEYS = 100_003
+CHUNK_ROWS = 1_000_000
+"""Rows of a chunk of an Arrow table."""
 ID_START, AMOUNT_START, KEY_START = 1_000_000_000, 100_000, 10_000_000_000
 """Every number has as many digits as this one."""
 START_BYTES = len(f'{{"id":{ID_START},"amount":{AMOUNT_START}')
@@ -87,9 +92,34 @@ def columns(cell: Cell, number: str) -> list[str]:
     text, which compresses as such text does. All numbers have one width, because padding would cost more than a sink.
     """
     start = f"""'{{"id":', {ID_START} + {number}, ',"amount":', {AMOUNT_START} + {number} * 7919 % 99991"""
-    filling = (FILLING * (cell.value_bytes // len(FILLING) + 1))[: cell.value_bytes - START_BYTES]
     key = [f"concat('customer-', {KEY_START} + {number} * 31 % {KEYS}) AS key"] if cell.is_keyed else []
-    return [*key, f"concat({start}, '{filling}') AS value"]
+    return [*key, f"concat({start}, '{_filling(cell)}') AS value"]
+
+
+def table(cell: Cell, records: int) -> pa.Table:
+    """Return the rows of `columns` as an Arrow table, with chunks of up to a million rows. After a million rows they
+    come again, in the same memory.
+    """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    number = np.arange(min(records, CHUNK_ROWS), dtype=np.int64)
+    identity, amount, key = (
+        pc.cast(pa.array(numbers), pa.string())
+        for numbers in (ID_START + number, AMOUNT_START + number * 7919 % 99991, KEY_START + number * 31 % KEYS)
+    )
+    parts = ['{"id":', identity, ',"amount":', amount, _filling(cell)]
+    chunk = {"value": pc.binary_join_element_wise(*parts, "")}
+    if cell.is_keyed:
+        chunk = {"key": pc.binary_join_element_wise("customer-", key, ""), **chunk}
+    whole = pa.concat_tables([pa.table(chunk)] * -(-records // CHUNK_ROWS))
+    return whole.slice(0, records)
+
+
+def _filling(cell: Cell) -> str:
+    """Return the end of each value."""
+    return (FILLING * (cell.value_bytes // len(FILLING) + 1))[: cell.value_bytes - START_BYTES]
 
 
 CELLS = ("keyed-none-4-100", "keyed-lz4-4-100", "unkeyed-none-4-100", "keyed-zstd-4-100", "keyed-lz4-200-100")

@@ -11,15 +11,16 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cells import Assignment, Cell, columns
+from cells import Assignment, Cell, columns, table
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from confluent_kafka import Producer
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
@@ -162,6 +163,10 @@ def foreach_partition(df: DataFrame, work: Assignment) -> None:
     df.foreachPartition(KafkaSink(work.sink_options()).write_partition)
 
 
+ERRORS_ONLY: Final = {"delivery.report.only.error": True}
+"""A setting of librdkafka."""
+
+
 def confluent(df: DataFrame, work: Assignment) -> None:
     """Write as the package's documentation shows: with a delivery report for every record."""
     _confluent(df, work, {})
@@ -169,7 +174,7 @@ def confluent(df: DataFrame, work: Assignment) -> None:
 
 def confluent_errors_only(df: DataFrame, work: Assignment) -> None:
     """Write with delivery reports for failed records only, as experts of librdkafka may do."""
-    _confluent(df, work, {"delivery.report.only.error": True})
+    _confluent(df, work, ERRORS_ONLY)
 
 
 def _confluent(df: DataFrame, work: Assignment, reports: Mapping[str, bool]) -> None:
@@ -199,6 +204,61 @@ def _confluent(df: DataFrame, work: Assignment, reports: Mapping[str, bool]) -> 
             raise RuntimeError(f"confluent-kafka did not deliver all: {failures[:1]}")
 
     df.foreachPartition(write_rows)
+
+
+def confluent_batch(df: DataFrame, work: Assignment) -> None:
+    """Write each Arrow batch by one call of `produce_batch`, with a delivery report for every record."""
+    _confluent_batch(df, work, {})
+
+
+def confluent_batch_errors_only(df: DataFrame, work: Assignment) -> None:
+    _confluent_batch(df, work, ERRORS_ONLY)
+
+
+def _confluent_batch(df: DataFrame, work: Assignment, reports: Mapping[str, bool]) -> None:
+    topic, settings = work.topic, {**work.settings("ssl.ca.location"), **reports}
+
+    def write_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from confluent_kafka import Producer
+
+        yield pa.record_batch({"records": [produce_batches(Producer(settings), topic, batches)]})
+
+    df.mapInArrow(write_batches, "records BIGINT").collect()
+
+
+MOST_QUEUED: Final = 100_000
+"""The default of librdkafka's queue.buffering.max.messages. A batch that does not fit would be queued in part."""
+
+
+def produce_batches(producer: Producer, topic: str, batches: Iterable[pa.RecordBatch]) -> int:
+    """Write batches of at most MOST_QUEUED rows, and return the number of rows. Raises RuntimeError if a record was not
+    delivered.
+    """
+    failures: list[str] = []
+
+    def delivered(error: object, _message: object) -> None:
+        if error is not None:
+            failures.append(str(error))
+
+    rows = 0
+    for batch in batches:
+        values = batch.column("value").to_pylist()
+        messages: list[dict[str, Any]]
+        if "key" in batch.schema.names:
+            keys = batch.column("key").to_pylist()
+            messages = [{"value": value, "key": key} for value, key in zip(values, keys, strict=True)]
+        else:
+            messages = [{"value": value} for value in values]
+        producer.poll(0)
+        while len(producer) > MOST_QUEUED - len(messages):
+            producer.poll(0.1)
+        if producer.produce_batch(topic, messages, on_delivery=delivered) != len(messages):
+            failures += [str(message["_error"]) for message in messages if "_error" in message]
+        rows += len(messages)
+    if producer.flush(120) or failures:
+        raise RuntimeError(f"confluent-kafka did not deliver all: {failures[:1]}")
+    return rows
 
 
 def kafka_python(df: DataFrame, work: Assignment) -> None:
@@ -236,7 +296,44 @@ def hand_over(df: DataFrame, _work: Assignment) -> None:
     df.mapInArrow(count, "records BIGINT").collect()
 
 
-Write = Callable[["DataFrame", Assignment], None]
+# ---- contenders without Spark, which write an Arrow table ------------------------------------------------------------
+
+ROWS_OF_A_BATCH: Final = 10_000
+"""As in Spark's Arrow batches."""
+
+_producers: dict[str, Any] = {}
+"""The producer of this process, which its runs share."""
+
+
+def table_write(data: pa.Table, work: Assignment) -> None:
+    from spark_kafka_sink import KafkaProducer
+
+    if work.contender not in _producers:
+        store = {"ssl.truststore.type": "PEM"} if work.authority_file else {}
+        _producers[work.contender] = KafkaProducer(store | work.settings("ssl.truststore.location"))
+    report = _producers[work.contender].write(data, work.topic)
+    if report.records != data.num_rows:
+        raise RuntimeError(f"KafkaProducer.write delivered {report}")
+
+
+def table_produce_batch(data: pa.Table, work: Assignment) -> None:
+    _table_produce_batch(data, work, {})
+
+
+def table_produce_batch_errors_only(data: pa.Table, work: Assignment) -> None:
+    _table_produce_batch(data, work, ERRORS_ONLY)
+
+
+def _table_produce_batch(data: pa.Table, work: Assignment, reports: Mapping[str, bool]) -> None:
+    from confluent_kafka import Producer
+
+    if work.contender not in _producers:
+        _producers[work.contender] = Producer({**work.settings("ssl.ca.location"), **reports})
+    produce_batches(_producers[work.contender], work.topic, data.to_batches(max_chunksize=ROWS_OF_A_BATCH))
+
+
+Write = Callable[[Any, Assignment], None]
+"""Writes a DataFrame, or for a contender without Spark an Arrow table."""
 IN_MEMORY = 200
 """Bytes of a value. With larger values a run has fewer records."""
 
@@ -253,6 +350,7 @@ class Contender:
     codec_packages: Mapping[str, str] = field(default_factory=dict)
     """One more package for a codec."""
     sends: bool = True
+    needs_spark: bool = True
 
     def records(self, cell: Cell, records: int) -> int:
         """Return the records of a run, fewer for large values: a topic that does not fit into memory would make this a
@@ -270,6 +368,12 @@ CONTENDERS: Mapping[str, Contender] = {
     "confluent_errors_only": Contender(
         "same, errors reported only", confluent_errors_only, share=0.25, packages=("confluent_kafka",)
     ),
+    "confluent_batch": Contender(
+        "confluent-kafka produce_batch", confluent_batch, share=0.25, packages=("confluent_kafka",)
+    ),
+    "confluent_batch_errors_only": Contender(
+        "same, errors reported only", confluent_batch_errors_only, share=0.25, packages=("confluent_kafka",)
+    ),
     "kafka_python": Contender(
         "kafka-python by rows",
         kafka_python,
@@ -279,6 +383,17 @@ CONTENDERS: Mapping[str, Contender] = {
     ),
     "hand_over": Contender("Arrow hand-over, not sent", hand_over, sends=False),
     "noop_source": Contender("Python data source, not sent", noop_source, sends=False),
+    "table_write": Contender("no Spark: KafkaProducer.write", table_write, needs_spark=False),
+    "table_produce_batch": Contender(
+        "no Spark: produce_batch", table_produce_batch, share=0.25, packages=("confluent_kafka",), needs_spark=False
+    ),
+    "table_produce_batch_errors_only": Contender(
+        "same, errors reported only",
+        table_produce_batch_errors_only,
+        share=0.25,
+        packages=("confluent_kafka",),
+        needs_spark=False,
+    ),
 }
 
 
@@ -354,16 +469,22 @@ def report(**result: float) -> None:
     print(json.dumps(result), flush=True)
 
 
-def measure_rate(session: SparkSession, work: Assignment) -> None:
-    df = session.range(0, work.records, 1, work.cores).selectExpr(*columns(Cell.parse(work.cell), "id"))
+def measure_rate(session: SparkSession | None, work: Assignment) -> None:
+    """Write the rows of the cell: a DataFrame of `session`, or without one an Arrow table."""
+    cell = Cell.parse(work.cell)
+    data: Any
+    if session is None:
+        data = table(cell, work.records)
+    else:
+        data = session.range(0, work.records, 1, work.cores).selectExpr(*columns(cell, "id"))
     run = CONTENDERS[work.contender].run
     warm_ups, began = 0, time.perf_counter()
     while not warm_ups or time.perf_counter() - began < work.warm_up_s:
-        run(df, work)
+        run(data, work)
         warm_ups += 1
     for _ in range(work.runs):
         cpu_s, started = cpu_seconds(), time.perf_counter()
-        run(df, work)
+        run(data, work)
         seconds = time.perf_counter() - started
         report(seconds=seconds, cpu_s=cpu_seconds() - cpu_s)
     report(worker_peak_bytes=worker_peak_bytes(), warm_ups=warm_ups)
@@ -402,6 +523,9 @@ def batches(query: StreamingQuery) -> Iterator[tuple[int, int]]:
 def main(arguments: list[str]) -> None:
     given = json.loads(arguments[0])
     work = Assignment(**{**given, "jars": tuple(given["jars"])})
+    if not work.is_latency and not CONTENDERS[work.contender].needs_spark:
+        measure_rate(None, work)
+        return
     session = open_session(work)
     try:
         (measure_latency if work.is_latency else measure_rate)(session, work)

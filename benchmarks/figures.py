@@ -70,9 +70,14 @@ COLOURS = {
     "foreach_partition": "#7fb2d9",
     "confluent": "#e08a3c",
     "confluent_errors_only": "#f0b27a",
+    "confluent_batch": "#b5651d",
+    "confluent_batch_errors_only": "#d2905f",
     "kafka_python": "#c9a227",
     "hand_over": "#dddddd",
     "noop_source": "#eeeeee",
+    "table_write": "#1f9e89",
+    "table_produce_batch": "#8c564b",
+    "table_produce_batch_errors_only": "#b58a80",
 }
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from typing import ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.peer_text import one_line
@@ -48,6 +48,8 @@ class KafkaError(Exception):
     """The broker's id as text."""
     setting: str | None = None
     """The option to change, by the name that the user gave."""
+    report: Any = None
+    """The WriteReport of the rows that `KafkaProducer.write` had delivered when it raised this error."""
     heading: str = ""
     """The places that `at` has added, for the head of the text."""
     hint: str = ""

@@ -2,7 +2,7 @@
 thread.
 
 `KafkaProducer` holds a `BlockAppender`, which appends columns, and `TransactionCalls`, which waits for the operations
-of transactions.
+of transactions. The file has more than 700 lines, so that all calls of application threads are in one place.
 
 Reference: org.apache.kafka.clients.producer.KafkaProducer.
 """
@@ -54,12 +54,14 @@ from spark_kafka_sink.producer.record_fields import (
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata, Offsets, OperationResult
 from spark_kafka_sink.producer.transactions import Idempotence, PreparedTransaction, TransactionManager
+from spark_kafka_sink.producer.writes import WriteReport, write_table
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import columns_size_upper_bound, record_size_upper_bound
-from spark_kafka_sink.record.partitioning import highest_partition, partition_for_key, place
+from spark_kafka_sink.record.partitioning import highest_partition, place
+from spark_kafka_sink.record.tables import BY_NAME, ColumnName, Table
 
 log = logging.getLogger(__name__)
 
@@ -275,7 +277,8 @@ class KafkaProducer:
         metadata: ProducerMetadata | None = None,
         api_versions: ApiVersions | None = None,
     ) -> None:
-        self.config = _named(config if isinstance(config, ProducerConfig) else ProducerConfig.from_mapping(config))
+        config = _named(config if isinstance(config, ProducerConfig) else ProducerConfig.from_mapping(config))
+        self.config = config
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
         self._process_id = os.getpid()
@@ -285,8 +288,8 @@ class KafkaProducer:
             bootstrap(self._metadata, self.config)
         self._codec = codec_for(self.config.compression_type, self.config.compression_level)
         api_versions = api_versions or ApiVersions()
-        self._transactions = self._make_transactions(api_versions)
-        self._identity = self._make_identity()
+        backoff = partial(ExponentialBackoff.doubling, config.retry_backoff_ms, config.retry_backoff_max_ms, self._rng)
+        self._transactions, self._identity = _idempotence(config, api_versions, backoff)
         idempotence = self._transactions or self._identity
         self._pool = BufferPool(self.config.buffer_memory, self._clock, lambda: self.sender.wakeup_for_memory())
         client_or_own = client or network_client(self.config, self._metadata, self._clock, self._rng, api_versions)
@@ -295,12 +298,13 @@ class KafkaProducer:
             sizes=BatchSizes(self.config.batch_size),
             linger_ms=self.config.linger_ms,
             delivery_timeout_ms=self.config.delivery_timeout_ms,
-            retry_backoff=self._retry_backoff(),
+            retry_backoff=backoff(),
             pool=self._pool,
             drain_rules=idempotence or NoDrainRules(),
         )
-        is_adaptive = self.config.partitioner_adaptive_partitioning_enable
-        self._partitioners = Partitioners(self._accumulator.sizes, is_adaptive, self._rng, self._accumulator.room)
+        is_adaptive, ignores_keys = config.partitioner_adaptive_partitioning_enable, config.partitioner_ignore_keys
+        sizes, room_of = self._accumulator.sizes, self._accumulator.room
+        self._partitioners = Partitioners(sizes, is_adaptive, self._rng, room_of, ignores_keys)
         self._timestamps = TimestampWatch()
         self._is_closed = False
         self.sender = self._make_sender(client_or_own, idempotence)
@@ -322,16 +326,6 @@ class KafkaProducer:
             self._thread = threading.Thread(target=self.sender.run, name=name, daemon=True)
             self._thread.start()
             log.info("Producer %s (client.id) has started", self.client_id)
-
-    def _make_transactions(self, api_versions: ApiVersions) -> TransactionManager | None:
-        name, timeout_ms = self.config.transactional_id, self.config.transaction_timeout_ms
-        backoff, level_of = self._retry_backoff(), api_versions.finalized_feature
-        return None if name is None else TransactionManager(name, timeout_ms, backoff, level_of)
-
-    def _make_identity(self) -> ProducerIdentity | None:
-        if self._transactions is not None:
-            return self._transactions.identity
-        return ProducerIdentity(self._retry_backoff()) if self.config.enable_idempotence else None
 
     def _make_sender(self, client: KafkaClient, idempotence: Idempotence | None) -> Sender:
         return Sender(
@@ -357,9 +351,6 @@ class KafkaProducer:
             join=self._transaction_calls.join,
             wakeup=self.sender.wakeup,
         )
-
-    def _retry_backoff(self) -> ExponentialBackoff:
-        return ExponentialBackoff.doubling(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms, self._rng)
 
     def __repr__(self) -> str:
         if os.getpid() != self._process_id:  # a fork: its locks may have been taken then
@@ -429,7 +420,7 @@ class KafkaProducer:
             cluster, left_ms = self._topics.wait_for(topic, partition)
             size = record_size_upper_bound(key_bytes, value_bytes, headers)
             self._size_limit.check(topic, size)
-            chosen = self._choose_partition(topic, cluster, key_bytes, partition, size)
+            chosen = self._partitioners.choose(topic, cluster, key_bytes, size) if partition is None else partition
             place, thunk = TopicPartition(topic, chosen), RecordThunk(future, on_completion)
             self._transaction_calls.join(topic, [chosen], future)
             is_to_be_seen = self._accumulator.append_row(
@@ -476,15 +467,38 @@ class KafkaProducer:
         finally:
             self._transaction_calls.leave(send)
 
-    def _choose_partition(
-        self, topic: str, cluster: Cluster, key: bytes | None, partition: int | None, size: int
-    ) -> int:
-        if partition is not None:
-            return partition
-        count = cluster.partition_count_for_topic(topic) or 1
-        if key is not None and not self.config.partitioner_ignore_keys:
-            return partition_for_key(key, count)
-        return self._partitioners[topic].take(size, cluster, count)
+    def write(
+        self,
+        data: object,
+        topic: str | None = None,
+        *,
+        value: ColumnName = BY_NAME,
+        key: ColumnName = BY_NAME,
+        headers: ColumnName = BY_NAME,
+        partition: ColumnName = BY_NAME,
+        timestamp: ColumnName = BY_NAME,
+        topic_column: ColumnName = BY_NAME,
+    ) -> WriteReport:
+        """Write every row of a table, and wait until all are acknowledged. In a transaction the rows belong to it.
+
+        `data`: a table of pyarrow, Polars, DuckDB, pandas or others (`record.tables.Table`), read as fast as brokers
+        take it. `topic`: of every row; None takes it from a column. The others name columns, None for none. The default
+        is the column of that name (`topic_column`: topic), if there is one.
+
+        Raises SchemaError for a column that is missing or of a wrong type, before it sends anything. Otherwise raises
+        as `send_columns`, or the first error of a row, once the rows that were sent have their outcomes: `error.report`
+        says what was delivered.
+        """
+        self._ensure_usable()
+        if self._is_sender_thread():
+            raise IllegalStateError("A callback cannot write a table: it would wait for its own thread.")
+        fields = {"value": value, "key": key, "headers": headers, "partition": partition, "timestamp": timestamp}
+        table = Table(data, topic, {**fields, "topic": topic_column})
+        try:
+            return write_table(self, table, self._clock)
+        except BaseException as cause:  # a transaction must not be committed with a part of the table
+            self._transaction_calls.lose(cause, object())
+            raise
 
     # ---- transactions ----------------------------------------------------------------------------------------------
 
@@ -601,17 +615,8 @@ class KafkaProducer:
             raise IllegalStateError("A callback cannot flush: it would wait for its own thread.")
         started_ms = self._clock.now_ms()
         deadline_ms = None if timeout is None else started_ms + timeout * 1000
-
-        def wait(batch: ProducerBatch) -> bool:
-            if deadline_ms is not None:
-                return batch.result.wait(max(0, deadline_ms - self._clock.now_ms()) / 1000)
-            limit_s = (self.config.delivery_timeout_ms + self.config.request_timeout_ms) / 1000
-            while not batch.result.wait(limit_s):
-                is_gone = self._thread is not None and not self._thread.is_alive()
-                if is_gone or self.sender.has_failed_turn:  # no thread would enforce delivery.timeout.ms
-                    return False
-            return True
-
+        limit_s = (self.config.delivery_timeout_ms + self.config.request_timeout_ms) / 1000
+        wait = partial(_wait_for, clock=self._clock, deadline_ms=deadline_ms, limit_s=limit_s, is_stuck=self._is_stuck)
         if not self._accumulator.flush(self.sender.wakeup, wait):
             waited_ms = self._clock.now_ms() - started_ms
             late = KafkaTimeoutError(f"Records were still on their way after a flush of {waited_ms} ms.")
@@ -631,17 +636,14 @@ class KafkaProducer:
             raise IllegalStateError(f"close(timeout={timeout!r}): give seconds, 0 to wait for nothing, or None.")
         self._is_closed = True
         self.sender.initiate_close()
-        if self._thread is None:
-            return
-        on_own_thread = self._is_sender_thread()
-        if not on_own_thread and timeout != 0:
-            self.sender.wait_for_end(timeout)
-        if not self.sender.has_ended:
+        if self._is_sender_thread():
             self.sender.force_close()
-            if not on_own_thread and not self.sender.wait_for_end(1.0):  # the DNS or a callback may delay it
-                log.warning("%s is delayed, perhaps by the DNS, and ends later by itself", self._thread.name)
-        if not on_own_thread and self.sender.has_ended:
-            self._thread.join()
+        elif self._thread is not None:
+            _end(self.sender, self._thread, timeout)
+
+    def _is_stuck(self) -> bool:
+        """Return whether no thread enforces delivery.timeout.ms."""
+        return self.sender.has_failed_turn or (self._thread is not None and not self._thread.is_alive())
 
     def _is_sender_thread(self) -> bool:
         return threading.current_thread() is self._thread
@@ -658,10 +660,47 @@ class KafkaProducer:
             )
 
 
+def _wait_for(
+    batch: ProducerBatch, *, clock: Clock, deadline_ms: float | None, limit_s: float, is_stuck: Callable[[], bool]
+) -> bool:
+    """Return whether the batch has its outcome by the deadline. Without one, ask after each `limit_s` whether the
+    producer is stuck.
+    """
+    if deadline_ms is not None:
+        return batch.result.wait(max(0, deadline_ms - clock.now_ms()) / 1000)
+    while not batch.result.wait(limit_s):
+        if is_stuck():
+            return False
+    return True
+
+
+def _end(sender: Sender, thread: threading.Thread, timeout: float | None) -> None:
+    """Wait up to `timeout` seconds for the end of the thread, whose close has begun, then end it."""
+    if timeout != 0:
+        sender.wait_for_end(timeout)
+    if not sender.has_ended:
+        sender.force_close()
+        if not sender.wait_for_end(1.0):  # the DNS or a callback may delay it
+            log.warning("%s is delayed, perhaps by the DNS, and ends later by itself", thread.name)
+    if sender.has_ended:
+        thread.join()
+
+
 def _as_kafka_error(cause: BaseException, call: str) -> KafkaError:
     if isinstance(cause, KafkaError):
         return cause
     return KafkaError(f"{call} was interrupted by {type(cause).__name__}: {cause}")
+
+
+def _idempotence(
+    config: ProducerConfig, api_versions: ApiVersions, backoff: Callable[[], ExponentialBackoff]
+) -> tuple[TransactionManager | None, ProducerIdentity | None]:
+    """Return the manager of transactions and the identity of a producer that has them."""
+    name = config.transactional_id
+    if name is None:
+        return None, ProducerIdentity(backoff()) if config.enable_idempotence else None
+    manager = TransactionManager(name, config.transaction_timeout_ms, backoff(), api_versions.finalized_feature)
+    return manager, manager.identity
 
 
 def _named(config: ProducerConfig) -> ProducerConfig:

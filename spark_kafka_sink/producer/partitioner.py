@@ -19,6 +19,7 @@ from operator import attrgetter
 from spark_kafka_sink.common.cluster import Cluster, TopicPartition
 from spark_kafka_sink.producer.producer_batch import BatchSizes
 from spark_kafka_sink.record.block import Block
+from spark_kafka_sink.record.partitioning import partition_for_key
 
 RoomOf = Callable[[TopicPartition], int]
 """Return the bytes that the open batch of a partition has room for, or 0 without an open batch."""
@@ -146,8 +147,16 @@ class StickyPartitioner:
 class Partitioners(dict[str, StickyPartitioner]):
     """The choice for each topic that is asked for by `[...]`."""
 
-    def __init__(self, sizes: BatchSizes, is_adaptive: bool, rng: random.Random, room_of: RoomOf) -> None:
+    def __init__(
+        self,
+        sizes: BatchSizes,
+        is_adaptive: bool,
+        rng: random.Random,
+        room_of: RoomOf,
+        ignores_keys: bool = False,
+    ) -> None:
         super().__init__()
+        self._ignores_keys = ignores_keys
         self._room_of = room_of
         self._sizes = sizes
         self._is_adaptive = is_adaptive
@@ -157,6 +166,13 @@ class Partitioners(dict[str, StickyPartitioner]):
         # if several threads ask at once, the first one is kept
         made = StickyPartitioner(topic, self._sizes, self._is_adaptive, self._rng, self._room_of)
         return self.setdefault(topic, made)
+
+    def choose(self, topic: str, cluster: Cluster, key: bytes | None, size: int) -> int:
+        """Return the partition of a record of `size` bytes."""
+        count = cluster.partition_count_for_topic(topic) or 1
+        if key is not None and not self._ignores_keys:
+            return partition_for_key(key, count)
+        return self[topic].take(size, cluster, count)
 
     def update_loads(self, topic: str, queue_sizes: Mapping[int, int], available_count: int) -> None:
         """As `StickyPartitioner.update_loads`. Ignores topics without a partitioner."""

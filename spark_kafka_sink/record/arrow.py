@@ -135,11 +135,34 @@ def _at_32_bits(array: pa.FixedSizeBinaryArray) -> pa.FixedSizeBinaryArray:
 
 
 def _check_views(array: pa.Array, name: str) -> None:
-    """Raise SerializationError above 2 GiB, where offsets of the cast would wrap. A view begins with its length."""
+    """Raise SerializationError above 2 GiB, where offsets of the cast would wrap."""
+    if _size_of_views(array) > MAX_COLUMN_BYTES:
+        raise too_large(name)
+
+
+def _size_of_views(array: pa.Array) -> int:
+    """Return the bytes of all values of a view array. A view has 16 bytes and begins with its length."""
     lengths = np.frombuffer(array.buffers()[1], np.int32, 4 * len(array), 16 * array.offset)[::4]
     nulls = null_mask(array)
-    if int((lengths if nulls is None else lengths[~nulls]).sum(dtype=np.int64)) > MAX_COLUMN_BYTES:
-        raise too_large(name)
+    return int((lengths if nulls is None else lengths[~nulls]).sum(dtype=np.int64))
+
+
+def value_size(array: pa.Array) -> int:
+    """Return the bytes of all values of a string or binary array in any layout. Bytes under nulls may count."""
+    data_type = array.type
+    if len(array) == 0:
+        return 0
+    if pat.is_dictionary(data_type):
+        lengths = pc.binary_length(as_binary(array.dictionary, "dictionary"))
+        return int(pc.sum(lengths.take(array.indices)).as_py() or 0)
+    if pat.is_string_view(data_type) or pat.is_binary_view(data_type):
+        return _size_of_views(array)
+    if pat.is_fixed_size_binary(data_type):
+        return len(array) * int(data_type.byte_width)
+    if pat.is_large_string(data_type) or pat.is_large_binary(data_type):
+        offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
+        return int(offsets[-1] - offsets[0])
+    return data_bytes(array)
 
 
 def value_offsets(array: pa.BinaryArray) -> npt.NDArray[np.int32]:

@@ -16,7 +16,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.record.arrow import as_binary, binary_array, combine, index_array, int_array, int_text
+from spark_kafka_sink.record.arrow import (
+    as_binary,
+    binary_array,
+    combine,
+    index_array,
+    int_array,
+    int_text,
+    int_values,
+    without,
+)
 from spark_kafka_sink.record.headers import Header, decoded_chunks, headers_from_rows, normalise_headers
 
 
@@ -164,6 +173,43 @@ _REMEDIES: Final[Mapping[str, str]] = {
 }
 
 
+_PER_SECOND: Final = {None: 1_000, "s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+"""By the unit of an Arrow timestamp; None: a number of ms."""
+
+
+def epoch_ms(times: pa.Array, early_advice: str | None, whose: str = "A timestamp") -> pa.Array:
+    """Return times as int64 milliseconds, rounded down; a null for -1 ms, which is Kafka's sign for no timestamp.
+
+    `times`: int64 ms, or an Arrow timestamp of any unit that counts from 1970 in UTC. Raises SchemaError before 1970
+    and after 9999. For a number (not a date) before 1980 too, with `early_advice` at the end of the text; None allows
+    such numbers. `whose` begins each text.
+    """
+    if times.null_count == len(times):
+        return pa.nulls(len(times), pa.int64())
+    unit = times.type.unit if pa.types.is_timestamp(times.type) else None
+    counts = times if unit is None else times.cast(pa.int64())
+    a_second = _PER_SECOND[unit]
+    none = NO_TIMESTAMP * a_second // 1000 if a_second >= 1000 else None
+    earliest, latest = _usual_bounds(counts)
+    if earliest < 0 and none is not None and none in int_values(counts):
+        counts = without(counts, none)
+        earliest, latest = _usual_bounds(counts)
+    if earliest < 0:
+        raise SchemaError(before_1970_text(whose, f"{earliest} {unit or 'ms'}"))
+    if latest * 1000 // a_second > LAST_MS:
+        raise SchemaError(late_text(whose, latest * 1000 // a_second))
+    if unit is not None:
+        return counts.cast(times.type).cast(pa.timestamp("ms", times.type.tz), safe=False).cast(pa.int64())
+    if earliest < FIRST_USUAL_MS and early_advice is not None:
+        raise SchemaError(early_text(whose, earliest) + early_advice)
+    return counts
+
+
+def _usual_bounds(times: pa.Array) -> tuple[int, int]:
+    """Return the earliest and the latest time; usual ones if all are null."""
+    return timestamp_bounds(times) or (FIRST_USUAL_MS, FIRST_USUAL_MS)
+
+
 def likely_unit(number: int) -> str | None:
     """Return the unit in which `number` is a time between 1980 and 2100.
 
@@ -185,6 +231,14 @@ def latest_before(timestamps_ms: pa.Array, limit: int) -> int:
     """Return the latest of an int64 column that lies before `limit`. There must be one."""
     early = timestamps_ms.filter(pc.less(timestamps_ms, index_array(np.array([limit]))[0]))
     return int(pc.max(early).as_py())
+
+
+def before_1970_text(whose: str, moment: object) -> str:
+    """Return the error text for a time before 1970, which Kafka cannot store."""
+    return (
+        f"{whose} is {moment}, which lies before 1970, and Kafka has no such timestamps: correct it, or make it null"
+        " for the time of writing."
+    )
 
 
 def early_text(whose: str, ms: int) -> str:

@@ -28,6 +28,7 @@ from spark_kafka_sink.record.arrow import (
     null_mask,
     value_bytes,
     value_offsets,
+    value_size,
 )
 from spark_kafka_sink.record.varints import to_binary, varint_fields, varint_widths, zigzag
 
@@ -50,13 +51,18 @@ class EncodedHeaders(NamedTuple):
     lengths: Int64Array
 
 
+def is_list_of_headers(data_type: pa.DataType) -> bool:
+    """Return whether a column of this type can be headers."""
+    return (pat.is_list(data_type) or pat.is_large_list(data_type)) and _is_header(data_type.value_type)
+
+
 def decoded_chunks(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return `column`, without dictionaries if it has several chunks of headers.
 
     Arrow unites dictionaries only if none has a null and the indices have room for all entries. Raises
     SerializationError above 2 GiB.
     """
-    if not isinstance(column, pa.ChunkedArray) or column.num_chunks == 1 or not _is_list_of_headers(column.type):
+    if not isinstance(column, pa.ChunkedArray) or column.num_chunks == 1 or not is_list_of_headers(column.type):
         return column
     if not any(pat.is_dictionary(each.type) for each in column.type.value_type):
         return column
@@ -77,7 +83,7 @@ def normalise_headers(array: pa.Array) -> pa.Array:
             first, last = int(bounds[0]), int(bounds[-1])
             _check_names(structs.flatten()[0].slice(first, last - first), bounds[1:] - first)
             return array
-    if not _is_list_of_headers(data_type):
+    if not is_list_of_headers(data_type):
         raise SchemaError(
             f"The column 'headers' has the Arrow type {data_type}; it must be list<struct<key: string, value: binary>>."
         )
@@ -150,6 +156,11 @@ def encode_headers(headers: pa.Array) -> EncodedHeaders | None:
     offsets = value_offsets(joined)[bounds - first]
     encoded = pa.BinaryArray.from_buffers(BINARY, rows, [None, pa.py_buffer(offsets), joined.buffers()[2]])
     return EncodedHeaders(bounds[1:] - bounds[:-1], encoded, (offsets[1:] - offsets[:-1]).astype(np.int64))
+
+
+def headers_size(array: pa.Array) -> int:
+    """Return the bytes of all names and values of headers in any layout."""
+    return sum(map(value_size, array.flatten().flatten()))
 
 
 def headers_upper_bounds(headers: pa.Array) -> Int64Array:
@@ -322,10 +333,6 @@ def _list_bounds(headers: pa.Array) -> Int64Array:
     if len(headers) == 0:
         return np.zeros(1, np.int64)
     return np.frombuffer(headers.buffers()[1], np.int32, len(headers) + 1, headers.offset * 4).astype(np.int64)
-
-
-def _is_list_of_headers(data_type: pa.DataType) -> bool:
-    return (pat.is_list(data_type) or pat.is_large_list(data_type)) and _is_header(data_type.value_type)
 
 
 def _is_header(data_type: pa.DataType) -> bool:

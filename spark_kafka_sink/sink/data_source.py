@@ -43,8 +43,9 @@ from pyspark.sql.types import StructType, TimestampNTZType
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, SchemaError
+from spark_kafka_sink.producer.writes import WriteReport
 from spark_kafka_sink.sink.arrow_writer import write_all
-from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.delivery import TaskDelivery, report_columns, report_rows
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import process_client, process_driver
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, remember_start, remembered_start
@@ -60,7 +61,6 @@ from spark_kafka_sink.sink.exactly_once.task import (
 from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, release_name
 from spark_kafka_sink.sink.options import KAFKA_PREFIX, SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
-from spark_kafka_sink.sink.report import WriteReport, report_columns, report_rows
 from spark_kafka_sink.sink.running_query import has_query_thread, refuse_beside_queries
 from spark_kafka_sink.sink.schema import TIMESTAMP, check_columns
 from spark_kafka_sink.sink.worker import show_reports

@@ -1,4 +1,5 @@
-"""A task's delivery: acquire a producer, send, flush, check, release. Every interface of the sink goes through it.
+"""A task's delivery: acquire a producer, send, flush, check, release, report. Every interface of the sink goes through
+it.
 
 A row counts only when the broker has acknowledged it: `finish` raises unless every row was acknowledged. The task's
 thread owns the delivery; the Sender thread reports to its `RowCounts`.
@@ -6,65 +7,19 @@ thread owns the delivery; the Sender thread reports to its `RowCounts`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import KafkaError
-from spark_kafka_sink.producer.futures import RunMetadata
+from spark_kafka_sink.producer.writes import Delivered, RowCounts, Write, send_to_each
+from spark_kafka_sink.record.arrow import binary_array, int_array
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
 from spark_kafka_sink.sink.worker import acknowledge_now
-
-
-@dataclass(slots=True)
-class Delivered:
-    """The rows that one partition of a topic has received."""
-
-    records: int = 0
-    size: int = 0
-    """Bytes of encoded records, before compression."""
-    last_offset: int = -1
-
-
-class RowCounts:
-    """Acknowledged rows of one task, and the first error. The Sender thread writes, the task's thread reads."""
-
-    __slots__ = ("_first_error", "acknowledged", "delivered")
-
-    def __init__(self) -> None:
-        self.acknowledged = 0
-        self.delivered: dict[TopicPartition, Delivered] = {}
-        self._first_error: Exception | None = None
-
-    def __call__(self, run: RunMetadata, error: KafkaError | None) -> None:
-        """Take the producer's report on `run.record_count` rows."""
-        if error is not None:
-            if self._first_error is None:
-                self._first_error = error.at(topic_partition=TopicPartition(run.topic, run.partition))
-            return
-        self.acknowledged += run.record_count
-        place = TopicPartition(run.topic, run.partition)
-        delivered = self.delivered.get(place)
-        if delivered is None:
-            delivered = self.delivered[place] = Delivered()
-        delivered.records += run.record_count
-        delivered.size += run.serialized_size
-        if run.base_offset >= 0:
-            delivered.last_offset = max(delivered.last_offset, run.base_offset + run.record_count - 1)
-
-    def fail(self, error: Exception) -> None:
-        """Note that `error` lost rows before they were sent."""
-        if self._first_error is None:
-            self._first_error = error
-
-    def check(self) -> None:
-        """Raise the first error, if there was one."""
-        if self._first_error is not None:
-            raise self._first_error
 
 
 class Transaction(Protocol):
@@ -111,32 +66,25 @@ class TaskDelivery:
         self._pool = pool
         self._transaction = transaction
         self._producer: Producer | None = None
-        self._before: Mapping[str, float] = {}
-        self._sent = 0
+        self._write: Write | None = None
 
     def send(self, topic: str, columns: RecordColumns) -> None:
         """Send rows. Raises KafkaError as soon as one of these rows or of earlier ones is known to have failed."""
         if self._transaction is not None and not self._transaction.takes(topic, columns):
             return
         self.counts.check()
-        if self._producer is None:
+        if self._write is None:
             self._producer = self._acquire()
-            self._before = self._producer.metrics()
+            self._write = Write(self._producer, self.counts)
             if self.config.metrics_ports is not None:
                 from spark_kafka_sink.sink.prometheus import serve  # of an extra
 
                 serve(self._pool, self.config.metrics_host, self.config.metrics_ports)
-        self._producer.send_columns(topic, columns, self.counts)
-        self._sent += columns.num_rows
+        self._write.send(topic, columns)
 
     def send_each(self, rows: Iterable[tuple[str, RecordColumns]]) -> None:
         """Send rows to each topic. Topics without metadata are looked up together. Raises as `send`."""
-        parts = list(rows)
-        self.topics = [topic for topic, _ in parts]
-        for number, (topic, columns) in enumerate(parts):
-            self.send(topic, columns)
-            if number == 0 and len(parts) > 1 and self._producer is not None:
-                self._producer.look_up(self.topics[1:])
+        self.topics = send_to_each(rows, self.send, self._look_up)
 
     def partition_count(self, topic: str) -> int:
         """Return the number of partitions of `topic`; 0 if no rows were sent to it. Raises KafkaError."""
@@ -147,12 +95,16 @@ class TaskDelivery:
         if a row is not acknowledged.
         """
         try:
-            if self._transaction is None or self._producer is None:
-                self._await_rows()
-            else:
-                self._transaction.add_marker(self._producer, self._sent)
-                self._await_rows()
-                self._transaction.prepare(self._producer)
+            producer, write = self._producer, self._write
+            if producer is None or write is None:
+                self.counts.check()
+                return
+            if self._transaction is not None:
+                self._transaction.add_marker(producer, write.sent)
+            write.finish()
+            self.batches, self.retries = write.batches_and_retries()
+            if self._transaction is not None:
+                self._transaction.prepare(producer)
         finally:
             self.abandon()
 
@@ -160,7 +112,7 @@ class TaskDelivery:
         """Give the producer back without waiting. Rows that were sent may still be delivered. A transaction that is not
         prepared is aborted, because its producer is closed.
         """
-        producer, self._producer = self._producer, None
+        producer, self._producer, self._write = self._producer, None, None
         if producer is None:
             return
         if self._transaction is None or self._transaction.is_prepared:
@@ -173,17 +125,64 @@ class TaskDelivery:
             return self._pool.acquire(self.config.producer)
         return self._transaction.begin(self._pool, self.config.producer)
 
-    def _await_rows(self) -> None:
-        """Wait until every row is acknowledged. Raises KafkaError if one is not."""
-        if self._producer is not None:
-            self._producer.flush()
-            now = self._producer.metrics()
-            self.batches = int(now["batch-send-total"] - self._before["batch-send-total"])
-            self.retries = int(now["record-retry-total"] - self._before["record-retry-total"])
-        self.counts.check()
-        if self.counts.acknowledged != self._sent:
-            missing = self._sent - self.counts.acknowledged
-            raise KafkaError(
-                f"{missing} of {self._sent} rows were sent and neither acknowledged nor refused; the task must write"
-                " them again. The log of this Python worker says why its producer stopped."
-            )
+    def _look_up(self, topics: list[str]) -> None:
+        if self._producer is not None:  # no row was sent to the first topic: the transaction has them all already
+            self._producer.look_up(topics)
+
+
+# ---- the report that a task returns to the driver --------------------------------------------------------------------
+
+REPORT_DDL: Final = (
+    "topic STRING, partition INT, records BIGINT, bytes BIGINT, last_offset BIGINT, batches BIGINT, retries BIGINT"
+)
+EXACTLY_ONCE_DDL: Final = REPORT_DDL + ", outcome STRING"
+"""The row of a task's own counts has the task's `TaskOutcome` as JSON."""
+_REPORT_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("records", pa.int64()),
+        ("bytes", pa.int64()),
+        ("last_offset", pa.int64()),
+        ("batches", pa.int64()),
+        ("retries", pa.int64()),
+    ]
+)
+
+
+def task_report(
+    delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int, outcome: str | None = None
+) -> pa.RecordBatch:
+    """Return a task's report as Arrow, of `REPORT_DDL`; of `EXACTLY_ONCE_DDL` if there is an `outcome`."""
+    columns = report_columns(delivered, batches, retries)
+    arrays = [_array(column, field) for column, field in zip(columns, _REPORT_SCHEMA, strict=True)]
+    if outcome is None:
+        return pa.RecordBatch.from_arrays(arrays, schema=_REPORT_SCHEMA)
+    texts = binary_array([*[None] * len(delivered), outcome], "outcome").cast(pa.string())
+    return pa.RecordBatch.from_arrays([*arrays, texts], schema=_REPORT_SCHEMA.append(pa.field("outcome", pa.string())))
+
+
+def report_columns(
+    delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int
+) -> tuple[tuple[Any, ...], ...]:
+    """Return a task's report, the columns of `REPORT_DDL`: a row for each topic-partition, and one without a topic for
+    the task's own counts.
+    """
+    rows: list[tuple[Any, ...]] = [
+        (place.topic, place.partition, part.records, part.size, part.last_offset, 0, 0)
+        for place, part in delivered.items()
+    ]
+    rows.append((None, None, 0, 0, -1, batches, retries))
+    return tuple(zip(*rows, strict=True))
+
+
+def report_rows(columns: Iterable[Iterable[Any]]) -> Iterator[Mapping[str, Any]]:
+    """Return the rows of `report_columns`, for `WriteReport.of`."""
+    names = _REPORT_SCHEMA.names
+    return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
+
+
+def _array(column: tuple[Any, ...], field: pa.Field) -> pa.Array:
+    if pa.types.is_string(field.type):
+        return binary_array(column, field.name).cast(field.type)
+    return int_array(column, field.type, field.name)

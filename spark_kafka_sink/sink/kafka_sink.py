@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
+from spark_kafka_sink.producer.writes import WriteReport
 from spark_kafka_sink.sink.arrow_batches import LastWrites, batch_limits, without_padding
 from spark_kafka_sink.sink.arrow_writer import write_arrow
-from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.delivery import EXACTLY_ONCE_DDL, REPORT_DDL, TaskDelivery
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.session import DriverSession, StreamBatch, batch_prefix, session, stream_batch
 from spark_kafka_sink.sink.exactly_once.task import write_in_transaction
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.pyspark_versions import map_in_arrow
-from spark_kafka_sink.sink.report import EXACTLY_ONCE_DDL, REPORT_DDL, WriteReport
 from spark_kafka_sink.sink.rows import PartitionWriter
 from spark_kafka_sink.sink.running_query import refuse_in_query
 from spark_kafka_sink.sink.schema import by_position, needs_projection, projection

@@ -28,6 +28,7 @@ from spark_kafka_sink.record.columns import (
     LAST_MS,
     NO_TIMESTAMP,
     RecordColumns,
+    before_1970_text,
     by_topic,
     early_text,
     late_text,
@@ -46,7 +47,6 @@ from spark_kafka_sink.sink.schema import (
     TIMESTAMP,
     TOPIC,
     VALUE,
-    before_1970_text,
     wrong_type,
 )
 

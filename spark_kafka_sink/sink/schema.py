@@ -134,11 +134,3 @@ def wrong_type(column: str, found: str) -> SchemaError:
     """Return the error for a column of the type `found`, in Spark's words."""
     advice = CAST_TIMESTAMP if column == TIMESTAMP else ""
     return SchemaError(f"{column} attribute unsupported type {found}. {column} must be a(n) {_ALLOWED[column]}{advice}")
-
-
-def before_1970_text(whose: str, moment: object) -> str:
-    """Return the text of the error for a time before 1970, which Kafka cannot store."""
-    return (
-        f"{whose} is {moment}, which lies before 1970, and Kafka has no such timestamps: correct it, or make it null"
-        " for the time of writing."
-    )

@@ -94,8 +94,18 @@ def test_producer_example_runs_without_spark(
     kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example_topic("orders")
-    run("with KafkaProducer", kafka_broker, tmp_path)
+    run("producer.send(", kafka_broker, tmp_path)
     assert "offset=0" in capsys.readouterr().out
+
+
+def test_table_example_writes_its_rows(
+    kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example_topic("orders")
+    run("producer.write(", kafka_broker, tmp_path)
+    assert capsys.readouterr().out.startswith("2 records, ")
+    records = read_topic(kafka_broker.bootstrap_servers, "orders")
+    assert [(each.key(), each.value()) for each in records] == [(b"7", b'{"amount": 42}'), (b"8", None)]
 
 
 def test_embedded_broker_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

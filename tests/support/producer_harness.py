@@ -24,6 +24,7 @@ from spark_kafka_sink.producer.idempotence import ProducerIdentity
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
+from spark_kafka_sink.producer.writes import WriteReport
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
 
@@ -94,6 +95,18 @@ class ColumnsDelivery:
         return next((error for _, error in self.runs if error is not None), None)
 
 
+class DrivenProducer(KafkaProducer):
+    """A producer whose flush can run the Sender's turns, because no thread does."""
+
+    on_flush: Callable[[], None] | None = None
+
+    def flush(self, timeout: float | None = None) -> None:
+        if self.on_flush is None:
+            super().flush(timeout)
+        else:
+            self.on_flush()
+
+
 class ProducerHarness:
     """All parts of one producer. `settings` are Kafka's producer keys; bootstrap.servers is filled in.
 
@@ -135,7 +148,7 @@ class ProducerHarness:
             selector=self.selector,
             resolve=self.network.resolve,
         )
-        self.producer = KafkaProducer(
+        self.producer = DrivenProducer(
             config,
             clock=self.clock,
             rng=rng,
@@ -212,6 +225,11 @@ class ProducerHarness:
         self.deliveries.append(delivery)
         self.producer.send_columns(topic, columns, lambda run, error: delivery.runs.append((run, error)))
         return delivery
+
+    def write(self, data: object, topic: str | None = TOPIC, **names: str | None) -> WriteReport:
+        """`KafkaProducer.write`. Its flush, and later ones, run the Sender's turns."""
+        self.producer.on_flush = self.flush
+        return self.producer.write(data, topic, **names)
 
     def warm_up(self, *topics: str) -> None:
         """Send one record to each partition and wait for the acknowledgement: metadata, connections and, with

@@ -25,6 +25,21 @@ def test_producer_does_not_import_http() -> None:
     assert (done.stdout.splitlines()[-1:], done.stderr) == (["nothing"], "")
 
 
+TABLE = """
+sys.path.insert(0, "tests")
+import pyarrow
+from support.producer_harness import ProducerHarness
+
+print(ProducerHarness().write(pyarrow.table({"value": ["1", "2"]})).records)
+print({"pyspark", "py4j"} & sys.modules.keys() or "nothing")
+"""
+
+
+def test_table_is_written_without_spark() -> None:
+    done = run_strictly(TABLE)
+    assert (done.stdout.splitlines()[-2:], done.stderr) == (["2", "nothing"], "")
+
+
 WITHOUT_SPARK = """
 import spark_kafka_sink
 from spark_kafka_sink import ConfigError, KafkaError, KafkaProducer, RecordColumns, RecordMetadata, SchemaError

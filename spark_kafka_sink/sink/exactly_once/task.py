@@ -21,12 +21,11 @@ from spark_kafka_sink.common.errors import IllegalStateError, ProducerFencedErro
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.fingerprint import MODULUS, fingerprint
 from spark_kafka_sink.sink.arrow_writer import write_all
-from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.delivery import TaskDelivery, task_report
 from spark_kafka_sink.sink.exactly_once.cluster import describe_in_process
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, TaskTransaction, task_id
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
-from spark_kafka_sink.sink.report import task_report
 from spark_kafka_sink.sink.running_query import QUERY_ID, refuse_task_in_query
 
 Describe = Callable[[str], TransactionDescription | None]

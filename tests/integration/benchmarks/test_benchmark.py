@@ -69,14 +69,7 @@ def test_contenders_write_each_row_once_and_figures_are_saved(
     admin = ReadingAdmin(kafka_broker.bootstrap_servers)
     benchmark.save(benchmark.measure(admin, settings), settings)
 
-    filling = ',"customer":{"name":"Ada Example","street":"12 Some Street","town":"Elsewhere"},"items":[{"sku"'
-    rows = [
-        (
-            f"customer-{10_000_000_000 + n * 31 % 100_003}".encode(),
-            f'{{"id":{1_000_000_000 + n},"amount":{100_000 + n * 7919 % 99_991}{filling}'[:100].encode(),
-        )
-        for n in range(RECORDS)
-    ]
+    rows = rows_of_the_cell(RECORDS)
     assert [name.split("-")[4] for name in admin.read] == [
         "jvm",
         "jvm",
@@ -112,6 +105,38 @@ def test_contenders_write_each_row_once_and_figures_are_saved(
     assert jvm["worker_peak_bytes"] == 0
     assert 30e6 < ours["worker_peak_bytes"] < 1e9
     assert "KafkaSink.write" in capsys.readouterr().out
+
+
+def rows_of_the_cell(count: int) -> list[tuple[bytes, bytes]]:
+    """Return key and value of the first rows of CELL."""
+    filling = ',"customer":{"name":"Ada Example","street":"12 Some Street","town":"Elsewhere"},"items":[{"sku"'
+    return [
+        (
+            f"customer-{10_000_000_000 + n * 31 % 100_003}".encode(),
+            f'{{"id":{1_000_000_000 + n},"amount":{100_000 + n * 7919 % 99_991}{filling}'[:100].encode(),
+        )
+        for n in range(count)
+    ]
+
+
+TABLES = "table_write,table_produce_batch,table_produce_batch_errors_only"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contenders", [TABLES, "confluent_batch,confluent_batch_errors_only"])
+def test_contenders_of_arrow_batches_write_each_row_once(
+    benchmark: ModuleType, kafka_broker: Admin, contenders: str
+) -> None:
+    admin = ReadingAdmin(kafka_broker.bootstrap_servers)
+    results = benchmark.measure(admin, benchmark.parse_arguments([*TINY, "--contenders", contenders]))
+    assert results["failures"] == []
+    names = contenders.split(",")
+    assert [name.split("-")[4] for name in admin.read] == [names[0], *names]  # the first one warms up the broker
+    for name, records in admin.read.items():
+        count = RECORDS if name.split("-")[4] == "table_write" else RECORDS // 4
+        pairs = zip(records["key"].to_pylist(), records["value"].to_pylist(), strict=True)
+        assert sorted(pair for pair in pairs if pair != (None, b"first")) == sorted(rows_of_the_cell(count) * 2)
+    assert all(rate["worker_peak_bytes"] == 0 for rate in results["rates"]) is (contenders == TABLES)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
 from spark_kafka_sink.record import arrow
 from spark_kafka_sink.record.arrow import value_offsets
-from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.columns import RecordColumns, epoch_ms
 from spark_kafka_sink.record.encoder import columns_size_upper_bound, record_size_upper_bounds
 
 HEADER_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -350,3 +350,18 @@ def test_headers_of_no_rows_need_no_offsets() -> None:
     column = pa.Array.from_buffers(final, 0, [None, pa.py_buffer(b"")], children=[pa.array([], final.value_type)])
     made = RecordColumns(pa.array([], pa.binary()), headers=column)
     assert (made.num_rows, record_size_upper_bounds(made).tolist(), columns_size_upper_bound(made)) == (0, [], 0)
+
+
+@pytest.mark.parametrize(
+    ("number", "unit"),
+    [(1_764_000_000, "seconds"), (1_764_000_000_000_000, "microseconds"), (1_764_000_000_000_000_000, "nanoseconds")],
+)
+def test_a_number_in_another_unit_is_refused_by_columns(number: int, unit: str) -> None:
+    with pytest.raises(SchemaError, match=f"looks like {unit}"):
+        epoch_ms(pa.array([None, number]), "advice")
+
+
+def test_early_dates_and_minus_one_pass_by_columns() -> None:
+    typed = pa.array([157_766_400_000_000, -1_000], pa.timestamp("us", "UTC"))
+    assert epoch_ms(typed, "advice").to_pylist() == [157_766_400_000, None]
+    assert epoch_ms(pa.array([1_764_000_000, -1]), None).to_pylist() == [1_764_000_000, None]

@@ -9,7 +9,7 @@ import pytest
 from support.scripted_producer import ScriptedPool, ScriptedProducer, Sent
 
 from spark_kafka_sink.common.errors import KafkaError, RecordTooLargeError, SchemaError
-from spark_kafka_sink.sink.arrow_writer import _epoch_ms, write_all, write_arrow
+from spark_kafka_sink.sink.arrow_writer import write_all, write_arrow
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.options import SinkConfig
 
@@ -159,21 +159,6 @@ def test_a_partition_without_rows_makes_no_producer() -> None:
 
     (report,) = write_arrow(config(), ScriptedPool(no_producer), [batch(value=pa.array([], pa.string()))])
     assert report.to_pylist()[0]["records"] == 0
-
-
-@pytest.mark.parametrize(
-    ("number", "unit"),
-    [(1_764_000_000, "seconds"), (1_764_000_000_000_000, "microseconds"), (1_764_000_000_000_000_000, "nanoseconds")],
-)
-def test_a_number_in_another_unit_is_refused_by_columns(number: int, unit: str) -> None:
-    with pytest.raises(SchemaError, match=f"looks like {unit}"):
-        _epoch_ms(pa.array([None, number]), allows_early=False)
-
-
-def test_early_dates_and_minus_one_pass_by_columns() -> None:
-    typed = pa.array([157_766_400_000_000, -1_000], pa.timestamp("us", "UTC"))
-    assert _epoch_ms(typed, allows_early=False).to_pylist() == [157_766_400_000, None]
-    assert _epoch_ms(pa.array([1_764_000_000, -1]), allows_early=True).to_pylist() == [1_764_000_000, None]
 
 
 def test_the_option_lets_early_numbers_pass_by_columns() -> None:

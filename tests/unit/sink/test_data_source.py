@@ -29,11 +29,11 @@ from support.scripted_producer import ScriptedPool, ScriptedProducer
 from spark_kafka_sink import KafkaSinkDataSource
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, RecordTooLargeError, SchemaError
+from spark_kafka_sink.producer.writes import Delivered
 from spark_kafka_sink.sink import data_source, worker
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, KafkaStreamWriter, TaskWritten, report_of
-from spark_kafka_sink.sink.delivery import Delivered
+from spark_kafka_sink.sink.delivery import report_columns
 from spark_kafka_sink.sink.options import _warn_once
-from spark_kafka_sink.sink.report import report_columns
 
 OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": " orders "}
 TEXT = StringType()

@@ -1,7 +1,8 @@
-"""A task's report on its rows, computed from the producer's acknowledgements."""
+"""A task's delivery of its rows, and its report, computed from the producer's acknowledgements."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,53 +12,18 @@ from support.scripted_producer import ScriptedPool, ScriptedProducer, Sent
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import KafkaError, NotEnoughReplicasError, RecordTooLargeError
-from spark_kafka_sink.producer.futures import RunMetadata
+from spark_kafka_sink.common.errors import KafkaError, RecordTooLargeError
+from spark_kafka_sink.producer.writes import Delivered, WriteReport
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink import delivery as delivery_module
-from spark_kafka_sink.sink.delivery import Delivered, RowCounts, TaskDelivery
+from spark_kafka_sink.sink.delivery import TaskDelivery, task_report
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
-
-
-def run(partition: int, base_offset: int, records: int, size: int = 0) -> RunMetadata:
-    return RunMetadata("t", partition, base_offset, records, -1, size)
 
 
 def delivery_by(producer: ScriptedProducer) -> TaskDelivery:
     config = SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "topic": "t"})
     return TaskDelivery(config, ScriptedPool(producer))
-
-
-def test_partition_sums_its_runs_and_keeps_last_offset() -> None:
-    counts = RowCounts()
-    for reported in (
-        run(0, 10, 5, 500),
-        run(1, 0, 1, 70),
-        run(0, 3, 2, 30),
-    ):  # the outcome of a retry comes after that of later runs
-        counts(reported, None)
-    assert counts.delivered == {
-        TopicPartition("t", 0): Delivered(7, 530, 14),
-        TopicPartition("t", 1): Delivered(1, 70, 0),
-    }
-    assert counts.acknowledged == 8
-
-
-def test_unknown_offset_stays_unknown() -> None:
-    counts = RowCounts()
-    counts(run(0, -1, 5), None)
-    assert counts.delivered[TopicPartition("t", 0)].last_offset == -1
-
-
-def test_first_of_several_errors_is_raised() -> None:
-    counts = RowCounts()
-    counts(run(3, -1, 1), RecordTooLargeError("one"))
-    counts(run(4, -1, 1), NotEnoughReplicasError("two"))
-    counts.fail(KafkaError("three"))
-    with pytest.raises(RecordTooLargeError, match=r"^t-3: one$"):
-        counts.check()
-    assert (counts.acknowledged, counts.delivered) == (0, {})
 
 
 def test_delivery_begins_with_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,3 +126,35 @@ def test_rows_refused_by_the_transaction_are_not_sent() -> None:
     delivery.finish()
     assert transaction.asked == ["takes 1 rows of t"]
     assert producer.sent == []
+
+
+def test_the_reports_of_several_tasks_add_up() -> None:
+    first = task_report(
+        {TopicPartition("t", 0): Delivered(10, 100, 9), TopicPartition("t", 1): Delivered(5, 50, 4)}, 3, 1
+    )
+    second = task_report({TopicPartition("t", 0): Delivered(7, 70, 16)}, 2, 0)
+    report = WriteReport.of([*first.to_pylist(), *second.to_pylist()], 2.0)
+    assert (report.records, report.bytes, report.batches, report.retries) == (22, 220, 5, 1)
+    assert report.last_offsets == {TopicPartition("t", 0): 16, TopicPartition("t", 1): 4}
+    assert pickle.loads(pickle.dumps(report)) == report
+
+
+def test_a_report_reads_as_one_line() -> None:
+    rows = task_report({TopicPartition("flights", 0): Delivered(336_776, 45_200_000, 336_775)}, 180, 2).to_pylist()
+    assert str(WriteReport.of(rows, 2.5)) == (
+        "336,776 records, 45.2 MB in 180 batches to 1 partitions of flights, 2 retries, 2.50 s, 134,710 records/s"
+    )
+
+
+def test_report_names_ten_of_many_topics() -> None:
+    def of(topics: int) -> str:
+        delivered = {TopicPartition(f"t{number:03}", 0): Delivered(1, 10, 0) for number in range(topics)}
+        return str(WriteReport.of(task_report(delivered, topics, 0).to_pylist(), 0.0))
+
+    assert " 10 partitions of t000, t001, t002, t003, t004, t005, t006, t007, t008, t009, 0 retries" in of(10)
+    assert " 1000 partitions of t000, t001, t002, t003, t004, t005, t006, t007, t008, t009 and 990 more," in of(1_000)
+
+
+def test_write_without_rows_makes_a_report() -> None:
+    report = WriteReport.of(task_report({}, 0, 0).to_pylist(), 0.0)
+    assert str(report) == "0 records, 0.0 MB in 0 batches, 0 retries, 0.00 s"

@@ -20,9 +20,10 @@ from spark_kafka_sink.common.errors import (
     SchemaError,
     error_for_code,
 )
+from spark_kafka_sink.producer.writes import RowCounts
 from spark_kafka_sink.record.kernel import has_kernel
 from spark_kafka_sink.sink import rows as rows_module
-from spark_kafka_sink.sink.delivery import RowCounts, TaskDelivery
+from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.rows import BLOCK_BYTES, BLOCK_ROWS, CHUNK_BYTES, CHUNK_ROWS, PartitionWriter, Taken
 

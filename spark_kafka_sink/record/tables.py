@@ -1,0 +1,298 @@
+"""Tables as record columns: those of pyarrow, Polars, DuckDB, pandas and others, by the Arrow PyCapsule interface.
+
+`Table` checks the names and types of the columns before it reads a row. `Table.parts` then reads batch after batch,
+and gives parts that bound the memory of a conversion. A table is read once, by one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from spark_kafka_sink.common.errors import SchemaError, SerializationError
+from spark_kafka_sink.record.arrow import BINARY, as_binary, is_bytes_like, value_size
+from spark_kafka_sink.record.columns import RecordColumns, by_topic, epoch_ms
+from spark_kafka_sink.record.headers import headers_size, is_list_of_headers
+
+PART_ROWS: Final = 65_536
+PART_BYTES: Final = 16 << 20
+"""A part has at most this many rows, and bytes of values, keys and headers, but at least one row."""
+
+VALUE, KEY, HEADERS, PARTITION, TIMESTAMP, TOPIC = "value", "key", "headers", "partition", "timestamp", "topic"
+
+
+class ByName(Enum):
+    """The default of a parameter that names a column."""
+
+    BY_NAME = "the column with the parameter's name, if there is one"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+BY_NAME: Final = ByName.BY_NAME
+ColumnName: TypeAlias = str | ByName | None
+"""The name of a column. None: no column."""
+
+
+class _Rule(NamedTuple):
+    """The Arrow types that a column may have, and the advice for any other type."""
+
+    fits: Callable[[pa.DataType], bool]
+    types: str
+    advice: str
+
+
+def _is_text(data_type: pa.DataType) -> bool:
+    plain = data_type.value_type if pat.is_dictionary(data_type) else data_type
+    return any(accepts(plain) for accepts in (pat.is_string, pat.is_large_string, pat.is_string_view))
+
+
+def _is_moment(data_type: pa.DataType) -> bool:
+    return bool(pat.is_int64(data_type)) or (pat.is_timestamp(data_type) and data_type.tz is not None)
+
+
+_BYTES: Final = _Rule(is_bytes_like, "string or binary", "cast it, or encode it as text, such as JSON")
+_RULES: Final[Mapping[str, _Rule]] = {
+    VALUE: _BYTES,
+    KEY: _BYTES,
+    HEADERS: _Rule(is_list_of_headers, "list<struct<key: string, value: binary>>", "make it a list of such structs"),
+    PARTITION: _Rule(pat.is_integer, "an integer", "cast it to int32"),
+    TIMESTAMP: _Rule(
+        _is_moment, "a timestamp with a time zone, or int64 milliseconds since 1970", "cast it to one of these"
+    ),
+    TOPIC: _Rule(_is_text, "string", "cast it, or give one topic for all rows by topic='…'"),
+}
+_GIVE_ZONE: Final = (
+    "give it the zone that its times are in (Polars: dt.replace_time_zone, pandas: dt.tz_localize, pyarrow:"
+    " compute.assume_timezone, DuckDB: AT TIME ZONE)"
+)
+_EARLY_ADVICE: Final = " If the date is right, give a timestamp with a time zone instead of a number."
+_MOST_NAMES: Final = 20
+_INT32: Final = range(-(2**31), 2**31)
+
+
+class Table:
+    """The rows of `data`, an object with `__arrow_c_stream__` or `__arrow_c_array__`, and the columns of the records.
+
+    `topic` is for every row; None takes topics from the column. `names` has the column of each field of a record, by
+    the names of `_RULES`. Other columns are not read. Raises SchemaError for data that is no table, for a column that
+    is missing, ambiguous or of a wrong type, and without a topic or a column of values.
+    """
+
+    def __init__(self, data: object, topic: str | None, names: Mapping[str, ColumnName]) -> None:
+        if topic is not None and not (isinstance(topic, str) and topic):
+            raise SchemaError(f"topic={topic!r:.100}: give the name of a topic, or topic_column='…'.")
+        self._topic = topic
+        self._reader = _reader_of(data)
+        self._fields = _chosen(self._reader.schema, topic, names)
+
+    def parts(self) -> Iterator[TablePart]:
+        """Yield the rows in their order. Errors of the stream are raised as they are."""
+        row = 0
+        with self._reader as batches:
+            for batch in batches:
+                columns = {field: _plain(batch.column(index)) for field, (index, _) in self._fields.items()}
+                names = {field: name for field, (_, name) in self._fields.items()}
+                rows = batch.num_rows
+                del batch
+                for first in range(0, rows, PART_ROWS):
+                    yield from TablePart(row, columns, names, self._topic).slice(first, PART_ROWS).within(PART_BYTES)
+                row += rows
+
+
+class TablePart:
+    """Some rows of a table. `first_row` counts from 0. `columns` and `names` are those of each field of a record."""
+
+    def __init__(
+        self, first_row: int, columns: Mapping[str, pa.Array], names: Mapping[str, str], topic: str | None
+    ) -> None:
+        self.first_row = first_row
+        self._columns = columns
+        self._names = names
+        self._topic = topic
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._columns[VALUE])
+
+    def slice(self, offset: int, length: int) -> TablePart:
+        """Return at most `length` rows from `offset` on. No copy."""
+        columns = {field: column.slice(offset, length) for field, column in self._columns.items()}
+        return TablePart(self.first_row + offset, columns, self._names, self._topic)
+
+    def within(self, most_bytes: int) -> Iterator[TablePart]:
+        """Yield the part, or its halves again and again, each within `most_bytes` or one row."""
+        rows = self.num_rows
+        if rows > 1 and self._size() > most_bytes:
+            half = rows // 2
+            yield from self.slice(0, half).within(most_bytes)
+            yield from self.slice(half, rows - half).within(most_bytes)
+        else:
+            yield self
+
+    def by_topic(self) -> Iterator[tuple[str, RecordColumns]]:
+        """Yield each topic and its records. Raises SchemaError or SerializationError for contents that no record can
+        have.
+        """
+        get = self._columns.get
+        times, partitions = get(TIMESTAMP), get(PARTITION)
+        if times is not None:
+            times = epoch_ms(times, _EARLY_ADVICE, f"A timestamp of {self._of(TIMESTAMP)}")
+        columns = RecordColumns(
+            value=self._columns[VALUE],
+            key=get(KEY),
+            headers=get(HEADERS),
+            timestamp_ms=times,
+            partition=None if partitions is None else self._as_int32(partitions),
+        )
+        if self._topic is not None:
+            yield self._topic, columns
+            return
+        null_text = f"A topic of {self._of(TOPIC)} is null: filter such rows, or give one topic for all by topic='…'."
+        yield from by_topic(columns, as_binary(self._columns[TOPIC], self._names[TOPIC]), null_text)
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Add the rows of this part to an error that counts them from 0, unless the part is the table's first."""
+        try:
+            yield
+        except (SchemaError, SerializationError) as error:
+            if self.first_row == 0:
+                raise
+            where = f"In the rows of the data from {self.first_row} on, which count from 0 here"
+            raise error.reworded(f"{where}: {error}") from error
+
+    def _size(self) -> int:
+        keys_and_values = (self._columns[field] for field in (VALUE, KEY) if field in self._columns)
+        headers = self._columns.get(HEADERS)
+        return sum(map(value_size, keys_and_values)) + (0 if headers is None else headers_size(headers))
+
+    def _as_int32(self, partitions: pa.Array) -> pa.Array:
+        bounds = pc.min_max(partitions)
+        for number in (bounds["min"].as_py(), bounds["max"].as_py()):
+            if number is not None and number not in _INT32:
+                raise SerializationError(
+                    f"A partition of {self._of(PARTITION)} is {number}, and partitions have 32 bits: correct it, or"
+                    " make it null to have one chosen."
+                )
+        return partitions.cast(pa.int32())
+
+    def _of(self, field: str) -> str:
+        return f"the column '{self._names[field]}'"
+
+
+def _reader_of(data: object) -> Any:
+    """Return a RecordBatchReader of the data, from which nothing is read yet."""
+    if isinstance(data, pa.RecordBatchReader):
+        return data  # through its own stream in C, an error or Ctrl-C of a Python generator would lose its class
+    try:
+        if hasattr(data, "__arrow_c_stream__"):
+            return pa.RecordBatchReader.from_stream(data)
+        if hasattr(data, "__arrow_c_array__"):
+            batch = pa.record_batch(data)
+            return pa.RecordBatchReader.from_batches(batch.schema, [batch])
+    except pa.ArrowException as error:
+        raise SchemaError(
+            f"The data is a {_type_name(data)}, and cannot be read as an Arrow table: {error}. Give a table, in which"
+            " each column has a name and one type."
+        ) from error
+    advice = (
+        "call its method collect() first" if hasattr(data, "collect") else "make one, by pyarrow.table(…) for example"
+    )
+    raise SchemaError(
+        f"The data is a {_type_name(data)}; give a table that has the Arrow PyCapsule interface (__arrow_c_stream__),"
+        f" as those of pyarrow, Polars, DuckDB and pandas 2.2 have: {advice}."
+    )
+
+
+def _type_name(data: object) -> str:
+    module, name = type(data).__module__, type(data).__qualname__
+    return name if module == "builtins" else f"{module.partition('.')[0]} {name}"
+
+
+def _chosen(schema: pa.Schema, topic: str | None, names: Mapping[str, ColumnName]) -> dict[str, tuple[int, str]]:
+    """Return the index and the name of the column of each field of a record that has one, of a fitting type."""
+    chosen: dict[str, tuple[int, str]] = {}
+    for field, name in names.items():
+        parameter = "topic_column" if field == TOPIC else field
+        if field == TOPIC and topic is not None:
+            if name is not BY_NAME and name is not None:
+                raise SchemaError(f"topic={topic!r} and topic_column={name!r} are two sources of topics: give one.")
+            continue
+        index = _index_of(schema, field, parameter, name)
+        if index is not None:
+            column = schema.field(index)
+            _check_type(column.name, _plain_type(column.type), field)
+            if not pat.is_null(column.type) or field in (VALUE, TOPIC):
+                chosen[field] = index, column.name
+    if VALUE not in chosen:
+        raise SchemaError(f"No column is the value of the records: name it by value='…'. {_columns_of(schema)}")
+    if topic is None and TOPIC not in chosen:
+        raise SchemaError(
+            "The records have no topic: give one for all rows by topic='…', or name a column by topic_column='…'."
+            f" {_columns_of(schema)}"
+        )
+    return chosen
+
+
+def _index_of(schema: pa.Schema, field: str, parameter: str, name: ColumnName) -> int | None:
+    if name is None:
+        return None
+    if not isinstance(name, (str, ByName)):
+        raise SchemaError(f"{parameter}={name!r:.100}: give the name of a column, or None for no column.")
+    wanted = field if isinstance(name, ByName) else name
+    found = schema.get_all_field_indices(wanted)
+    if len(found) > 1:
+        raise SchemaError(f"The data has {len(found)} columns named '{wanted}' ({field}): rename all but one.")
+    if found:
+        return int(found[0])
+    if isinstance(name, ByName):
+        return None
+    raise SchemaError(f"{parameter}={name!r}: the data has no such column. {_columns_of(schema)}")
+
+
+def _columns_of(schema: pa.Schema) -> str:
+    names = [str(name) for name in schema.names]
+    if not names:
+        return "The data has no columns."
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"The data has the columns {', '.join(names[:_MOST_NAMES])}{more}."
+
+
+def _check_type(name: str, data_type: pa.DataType, field: str) -> None:
+    rule = _RULES[field]
+    if pat.is_null(data_type) or rule.fits(data_type):
+        return
+    advice = _GIVE_ZONE if field == TIMESTAMP and pat.is_timestamp(data_type) else rule.advice
+    whose = "" if name == field else f" ({field})"
+    without = "" if field in (VALUE, TOPIC) else f", or leave the column out by {field}=None"
+    raise SchemaError(
+        f"The column '{name}'{whose} has the Arrow type {data_type}; it must be {rule.types}: {advice}{without}."
+    )
+
+
+def _plain_type(data_type: pa.DataType) -> pa.DataType:
+    """Return the type of the stored texts if the column has Arrow's type for JSON."""
+    return data_type.storage_type if _is_json(data_type) else data_type
+
+
+def _is_json(data_type: pa.DataType) -> bool:
+    return isinstance(data_type, pa.BaseExtensionType) and data_type.extension_name == "arrow.json"
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Return a column that can be sliced at no cost: without an extension type, and with a dictionary of `binary`."""
+    if _is_json(column.type):
+        column = column.storage
+    if pat.is_null(column.type):
+        return pa.nulls(len(column), BINARY)
+    if pat.is_dictionary(column.type) and column.type.value_type != BINARY:
+        column = pa.DictionaryArray.from_arrays(column.indices, as_binary(column.dictionary, "dictionary"))
+    return column
