@@ -3,7 +3,9 @@
 # make test-all also runs the slow tests, and those of the kernel under sanitizers (make sanitizers)
 # make faults  runs every row of the fault matrix. SEEDS=20 runs the rows that kill and freeze brokers with 20 seeds.
 #              KILLS=200 kills a driver of exactly-once delivery 200 times.
+# make docs    builds the website of docs/ into build/site, and fails on a broken link
 # make soak    runs producers while brokers are killed and disconnected; MINUTES=10 SEED=1
+# make dist    builds the packages of a release, for every platform, into dist/. make dist-test installs them.
 # Each target sets itself up. It needs Python 3.11 or newer, and Java 17 or newer.
 
 PYTHON ?= python3
@@ -15,7 +17,7 @@ PINNED := $(INSTALL) --constraint constraints.txt
 
 .PHONY: demo test test-all setup check unit loopback integration-brokers integration-spark integration-jobs \
         integration-slow sanitizers test-pyspark test-kerberos faults faults-quick soak microbenchmark measured \
-        benchmark compare exactly-once-cost constraints format clean
+        benchmark compare exactly-once-cost constraints dist dist-test docs notebook format clean
 
 setup: $(SETUP)
 
@@ -35,7 +37,7 @@ test: $(SETUP)
 	@$(MAKE) --no-print-directory -j2 --output-sync=line \
 	    check integration-brokers unit integration-spark integration-jobs loopback faults-quick
 
-test-all: test sanitizers integration-slow
+test-all: test sanitizers integration-slow notebook docs
 
 check: $(SETUP)
 	$(BIN)/ruff format --check .
@@ -72,15 +74,16 @@ integration-spark: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/sink -q -m 'not slow'
 
 integration-jobs: $(SETUP)
-	$(BIN)/python -m pytest tests/integration/jobs tests/integration/test_readme_examples.py -q -m 'not slow'
+	$(BIN)/python -m pytest tests/integration/jobs tests/integration/examples tests/integration/pipelines tests/integration/test_readme_examples.py -q -m 'not slow'
 
 # Run the tests that take minutes (beside Spark's own sink, on clusters, with kills and restarts), and the scripts of benchmarks/.
 integration-slow: $(SETUP)
 	$(BIN)/python -m pytest tests/unit -q -m slow
-	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink -q -m slow
+	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink tests/integration/jobs -q -m slow
 	$(BIN)/python -m pytest tests/integration/benchmarks -q
 	$(BIN)/python -m pytest tests/integration/parity -q
 	$(BIN)/python -m pytest tests/integration/deploy -q
+	$(BIN)/python -m pytest tests/integration/pipelines -q -m slow
 	$(BIN)/python -m pytest tests/integration/exactly_once --ignore tests/integration/exactly_once/test_kills.py -q
 
 # make test-pyspark PYSPARK=3.5.7 runs the tests on Spark with another PySpark, the kills of exactly-once delivery among them, in
@@ -143,13 +146,38 @@ exactly-once-cost: $(SETUP)
 constraints: FRESH := build/constraints
 constraints:
 	@rm -rf $(FRESH) && $(PYTHON) -m venv $(FRESH)
-	@$(FRESH)/bin/python $(INSTALL) --editable '.[local,test,engine,benchmark]'
+	@$(FRESH)/bin/python $(INSTALL) --editable '.[local,test,engine,benchmark,notebook]'
 	@$(FRESH)/bin/python -m pip freeze --exclude-editable > $(FRESH)/frozen
 	@(head -1 constraints.txt && cat $(FRESH)/frozen) > $(FRESH)/new && mv $(FRESH)/new constraints.txt
+
+# Build the source distribution and a wheel for each platform (CONTRIBUTING.md, "A release"). zig compiles for all of them.
+# make dist URL=https://host/owner/name   also writes the project URLs into the packages, and makes README's links absolute
+DIST := .venv-dist
+dist:
+	@test -x $(DIST)/bin/python || $(PYTHON) -m venv $(DIST)
+	@$(DIST)/bin/python $(INSTALL) --requirement release/requirements.txt
+	$(if $(URL),SPARK_KAFKA_SINK_URL=$(URL)) $(DIST)/bin/python -m release.build_wheels
+
+# make dist-test PYTHONS="python3.11 python3.14" PYSPARK=4.1.4   writes with the packages of dist/ in new environments of these
+# Pythons, in which this PySpark is installed before
+dist-test:
+	$(PYTHON) -m release.try_wheels --source $(if $(PYSPARK),--pyspark $(PYSPARK)) $(or $(PYTHONS),$(PYTHON))
+
+# Execute the notebook of examples/. It needs Jupyter's kernel, which make setup does not install.
+notebook: $(SETUP)
+	@$(BIN)/python $(PINNED) --editable '.[local,test,engine,notebook]'
+	$(BIN)/python -m pytest tests/integration/examples/test_notebook.py -q
+
+# The website, in an environment of its own. To read it: python3 -m http.server --directory build/site
+DOCS := .venv-docs
+docs:
+	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python $(INSTALL) --requirement website/requirements.txt
+	NO_MKDOCS_2_WARNING=true $(DOCS)/bin/mkdocs build --strict --quiet
 
 format: $(SETUP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-pyspark-* .venv-benchmark build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-pyspark-* .venv-benchmark .venv-dist .venv-docs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

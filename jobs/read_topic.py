@@ -68,9 +68,14 @@ def read_topic(bootstrap_servers: str, topic: str, is_committed: bool = False) -
     """Return every record of `topic` that is there now, as a table of SCHEMA, by partition and offset. `is_committed`
     leaves out records of open and aborted transactions. Raises KafkaError.
     """
-    isolation_level = READ_COMMITTED if is_committed else READ_UNCOMMITTED
     with topic_reader(bootstrap_servers, topic, "read_topic") as reader:
-        found = [_to_table(*records) for records in reader.read([topic], isolation_level)]
+        return read_all(reader, topic, is_committed)
+
+
+def read_all(reader: TopicReader, topic: str, is_committed: bool) -> pa.Table:
+    """Read as `read_topic` does, by a reader that exists."""
+    isolation_level = READ_COMMITTED if is_committed else READ_UNCOMMITTED
+    found = [_to_table(*records) for records in reader.read([topic], isolation_level)]
     return pa.concat_tables([SCHEMA.empty_table(), *found]).sort_by(
         [("partition", "ascending"), ("offset", "ascending")]
     )

@@ -2,10 +2,14 @@
 
     python jobs/stream_to_kafka.py --properties conf/files.properties --path /data/in --checkpoint /data/checkpoint
     spark-submit jobs/stream_to_kafka.py --source rate --trigger "1 second" --topic ticks \\
-        --bootstrap-servers h1:9092 --checkpoint ...
+        --bootstrap-servers h1:9092 --checkpoint ... --delivery-guarantee exactly-once
 
 Each setting is a property in the file of --properties, or a flag. Flags win. `--help` lists the settings. The options
 of the sink (`topic`, `kafka.<producer setting>`) and of Spark (`spark.<setting>`) go into the same file.
+
+The job writes by columns: by `format("kafka_sink")` if this PySpark can, else by `foreachBatch`, and by `foreachBatch`
+if rows are sorted (`order.by`). `interface` sets another way. With --delivery-guarantee exactly-once each row is in
+Kafka once for readers with isolation.level=read_committed, also if the job is killed and started again.
 
 The job prints a line for each micro-batch: id, rows, seconds, and records per second. After SIGTERM or Ctrl-C it waits
 for the end of the current batch, at most --grace seconds, stops the query and exits with 0. A batch that did not end is
@@ -27,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+import pyspark
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -34,16 +39,27 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name in PySpark
 from pyspark.sql.types import StructType
 
 from spark_kafka_sink import ConfigError, KafkaError, KafkaSink
-from spark_kafka_sink.common.options import nearest, read_properties
-from spark_kafka_sink.sink.options import PASSED_OVER
+from spark_kafka_sink.common.options import nearest
+from spark_kafka_sink.sink.options import AT_LEAST_ONCE, EXACTLY_ONCE, PASSED_OVER
+from spark_kafka_sink.sink.properties_file import PropertiesFile, read_properties
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-INTERFACES = ("foreach", "foreachPartition")
-SINK_OPTIONS = ("topic", "delivery.guarantee", "metrics.port", "metrics.host")
-AT_LEAST_ONCE = "at-least-once"
+BY_COLUMNS = ("format", "foreachBatch")
+"""Each of them can deliver exactly once."""
+BY_ROWS = ("foreach", "foreachPartition")
+SORTING = ("foreachBatch", "foreachPartition")
+SINK_OPTIONS = (
+    "topic",
+    "delivery.guarantee",
+    "metrics.port",
+    "metrics.host",
+    "timestamp.allow.before.1980",
+    "transactional.id.prefix",
+    "decision.topic",
+)
 POLL_SECONDS = 0.2
 
 
@@ -65,9 +81,20 @@ SETTINGS = (
     Setting("record.partition", "--partition", None, "SQL expression of the partition, an int"),
     Setting("record.timestamp", "--timestamp", None, "SQL expression of the timestamp"),
     Setting("order.by", "--order-by", None, "SQL expression: the rows of a key are written in this order"),
-    Setting("interface", "--interface", "foreach", " or ".join(INTERFACES)),
+    Setting(
+        "interface",
+        "--interface",
+        None,
+        "format or foreachBatch (by columns), foreach or foreachPartition (by rows); default: format, or foreachBatch"
+        " with order.by and with a PySpark that cannot do format",
+    ),
     Setting("trigger", "--trigger", "availableNow", "availableNow, or the time between batches, such as '5 seconds'"),
     Setting("checkpoint.location", "--checkpoint", None, "folder of the checkpoint"),
+    Setting("topic", "--topic", None, "topic of every row"),
+    Setting(
+        "delivery.guarantee", "--delivery-guarantee", None, f"{AT_LEAST_ONCE} (the sink's default) or {EXACTLY_ONCE}"
+    ),
+    Setting("kafka.bootstrap.servers", "--bootstrap-servers", None, "host:port,... of the brokers"),
 )
 REPEATED = (
     Setting("source.option.", "--source-option", None, "option of the source, NAME=VALUE; may be repeated"),
@@ -84,8 +111,12 @@ class UsageError(Exception):
 @dataclass
 class Settings:
     of: Mapping[str, str]
-    verbose: bool
-    grace_s: float
+    verbose: bool = False
+    grace_s: float = 60.0
+    file: PropertiesFile | None = None
+    """The file of --properties. `of` has its settings too."""
+    flagged: frozenset[str] = frozenset()
+    """The settings that flags set."""
 
     def get(self, name: str) -> str | None:
         return self.of.get(name)
@@ -103,63 +134,100 @@ class Settings:
     def sink_options(self) -> dict[str, str]:
         return {name: value for name, value in self.of.items() if is_sink_option(name)}
 
+    def place(self, name: str | None) -> str:
+        """Return where the file sets a setting, for an error text. Empty if a flag sets it."""
+        return "" if self.file is None or name in self.flagged else self.file.place(name)
+
+    def interface(self) -> str:
+        """Return the way to write: that of the setting, or the best one."""
+        given = self.get("interface")
+        if given is not None:
+            return given
+        return "format" if "order.by" not in self.of and data_source() is not None else "foreachBatch"
+
+
+def data_source() -> type | None:
+    """Return the class of `format("kafka_sink")`, or None if this PySpark has no data sources that can write."""
+    try:
+        from spark_kafka_sink import KafkaSinkDataSource
+    except ImportError:
+        return None
+    return KafkaSinkDataSource
+
 
 def is_sink_option(name: str) -> bool:
     """Whether the job passes this setting to the sink, which ignores options of Spark's source with a warning."""
     return name in SINK_OPTIONS or name.startswith("kafka.") or name.lower() in PASSED_OVER
 
 
-def parse_arguments(arguments: Sequence[str]) -> Settings:
+def parser_of_arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--properties", type=Path, metavar="FILE", help="file of settings; flags win")
     for name, flag, default, meaning in SETTINGS:
         shown = f"{meaning} [{name}{'' if default is None else f', default: {default}'}]"
         parser.add_argument(flag, dest=name, metavar="", help=shown.replace("%", "%%"))
-    parser.add_argument("--topic", metavar="", help="topic of every row [topic]")
-    parser.add_argument(
-        "--bootstrap-servers", dest="kafka.bootstrap.servers", metavar="", help="host:port,... of the brokers"
-    )
     for name, flag, _, meaning in REPEATED:
         parser.add_argument(flag, dest=flag, metavar="", action="append", default=[], help=f"{meaning} [{name}NAME]")
     parser.add_argument(
         "--grace", type=float, default=60, metavar="", help="seconds that a stop waits for the current batch [60]"
     )
     parser.add_argument("--verbose", action="store_true", help="show Spark's log and whole stack traces")
-    given = vars(parser.parse_args(arguments))
+    return parser
 
-    settings = {s.name: s.default for s in SETTINGS if s.default is not None}
-    if given["properties"] is not None:
-        settings |= read_properties(given["properties"])
-    names = [*(s.name for s in SETTINGS), "topic", "kafka.bootstrap.servers"]
-    settings |= {name: given[name] for name in names if given[name] is not None}
+
+def parse_arguments(arguments: Sequence[str]) -> Settings:
+    given = vars(parser_of_arguments().parse_args(arguments))
+    file = None if given["properties"] is None else properties_of(given["properties"])
+    flags = {s.name: given[s.name] for s in SETTINGS if given[s.name] is not None}
     for prefix, flag, _, _ in REPEATED:
         for item in given[flag]:
             name, equals, value = item.partition("=")
             if not equals:
                 raise UsageError(f"{flag} {item.split()[0] if item.split() else ''} … must be NAME=VALUE.")
-            settings[prefix + name] = value
+            flags[prefix + name] = value
+    defaults = {s.name: s.default for s in SETTINGS if s.default is not None}
+    values = defaults | ({} if file is None else file.values) | flags
+    settings = Settings(values, given["verbose"], given["grace"], file, frozenset(flags))
     check(settings)
-    return Settings(settings, given["verbose"], given["grace"])
+    return settings
 
 
-def check(settings: Mapping[str, str]) -> None:
+def properties_of(path: Path) -> PropertiesFile:
+    try:
+        return read_properties(path)
+    except OSError as error:
+        raise UsageError(f"--properties {path} cannot be read: {error.strerror}.") from error
+
+
+def check(settings: Settings) -> None:
+    """Raise UsageError for a setting that is unknown or cannot work."""
     known = [*(s.name for s in SETTINGS), *SINK_OPTIONS]
-    for name in settings:
+    for name in settings.of:
         if name not in known and not is_sink_option(name) and not name.startswith(("source.option.", "spark.")):
-            if meant := nearest(name, known):
-                raise UsageError(f"There is no setting {name}. The nearest one is {meant}.")
-            raise UsageError(f"There is no setting {name}, and no setting has a similar name: leave it out.")
-    if settings["interface"] not in INTERFACES:
-        raise UsageError(f"interface={settings['interface']} must be {' or '.join(INTERFACES)}.")
-    if settings.get("delivery.guarantee", AT_LEAST_ONCE) != AT_LEAST_ONCE:
+            meant = nearest(name, known)
+            advice = f"The nearest one is {meant}." if meant else "No setting has a similar name: leave it out."
+            raise UsageError(f"There is no setting {name}{settings.place(name)}. {advice}")
+    check_interface(settings)
+
+
+def check_interface(settings: Settings) -> None:
+    given, place = settings.get("interface"), settings.place("interface")
+    if given is not None and given not in BY_COLUMNS + BY_ROWS:
+        raise UsageError(f"interface={given}{place} must be one of {', '.join(BY_COLUMNS + BY_ROWS)}.")
+    if given in BY_ROWS and (settings.get("delivery.guarantee") or "").strip().lower() == EXACTLY_ONCE:
         raise UsageError(
-            f"delivery.guarantee={settings['delivery.guarantee']} is not supported here: {' and '.join(INTERFACES)}"
-            f' deliver {AT_LEAST_ONCE}. For exactly once use writeStream.format("kafka_sink").'
+            f"interface={given}{place} cannot deliver {EXACTLY_ONCE}, because Spark calls nothing on the driver that"
+            f" could commit. Set interface to {' or '.join(BY_COLUMNS)}, or leave it out."
         )
-    if "order.by" in settings and settings["interface"] != "foreachPartition":
-        raise UsageError("order.by needs interface=foreachPartition: only there the job sorts a micro-batch.")
-    if "order.by" in settings and "record.key" not in settings:
-        raise UsageError("order.by needs record.key: it sorts the rows of each key.")
+    if "order.by" not in settings.of:
+        return
+    if given is not None and given not in SORTING:
+        raise UsageError(
+            f"order.by{settings.place('order.by')} cannot be used with interface={given}, because the job can sort only"
+            f" whole micro-batches. Set interface to {' or '.join(SORTING)}, or leave it out."
+        )
+    if "record.key" not in settings.of:
+        raise UsageError(f"order.by{settings.place('order.by')} needs record.key: it sorts the rows of each key.")
 
 
 # ---- from the source to the sink -----------------------------------------------------------------------------------
@@ -192,10 +260,15 @@ def as_records(frame: DataFrame, settings: Settings) -> DataFrame:
 
 
 def start(records: DataFrame, sink: KafkaSink, settings: Settings) -> StreamingQuery:
-    def write_batch(batch: DataFrame, _batch_id: int) -> None:
+    interface = settings.interface()
+
+    def write_batch(batch: DataFrame, batch_id: int) -> None:
         if settings.get("order.by") is not None:
             batch = batch.repartition("key").sortWithinPartitions("order")
-        batch.foreachPartition(sink.write_partition)
+        if interface == "foreachBatch":
+            sink.write_batch(batch, batch_id)
+        else:
+            batch.foreachPartition(sink.write_partition)
 
     writer = records.writeStream.option("checkpointLocation", settings.need("checkpoint.location"))
     trigger = settings.need("trigger")
@@ -203,9 +276,24 @@ def start(records: DataFrame, sink: KafkaSink, settings: Settings) -> StreamingQ
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=trigger)
-    if settings.need("interface") == "foreach":
+    if interface == "format":
+        # registered, it runs in the same Python as the tasks, also where the package comes as a zip
+        records.sparkSession.dataSource.register(writing_format())
+        return writer.format("kafka_sink").options(**settings.sink_options()).start()
+    if interface == "foreach":
         return writer.foreach(sink).start()
     return writer.foreachBatch(write_batch).start()
+
+
+def writing_format() -> type:
+    """Return the class of `format("kafka_sink")`. Raises UsageError if this PySpark cannot do it."""
+    found = data_source()
+    if found is None:
+        raise UsageError(
+            f"interface=format needs data sources that can write, and PySpark {pyspark.__version__} has none. Leave"
+            " interface out."
+        )
+    return found
 
 
 # ---- output --------------------------------------------------------------------------------------------------------
@@ -315,7 +403,8 @@ def open_session(settings: Settings) -> SparkSession:
 
 def run(settings: Settings, stop: StopWish) -> None:
     sink = KafkaSink(settings.sink_options())
-    print(f"{settings.get('source.path') or settings.get('source.format')} -> {sink!r}", flush=True)
+    source = settings.get("source.path") or settings.get("source.format")
+    print(f"{source} -> {sink!r} by {settings.interface()}", flush=True)
     session = open_session(settings)
     stop.listen()  # again, because the session installs its own handler for Ctrl-C
     try:
@@ -335,7 +424,7 @@ def main(arguments: Sequence[str]) -> int:
     stop.listen()
     try:
         settings = parse_arguments(arguments)
-    except (UsageError, ConfigError, OSError) as error:
+    except (UsageError, ConfigError) as error:
         return fail(error, 2)
     try:
         run(settings, stop)
@@ -345,12 +434,12 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         if settings.verbose:
             raise
-        return fail(error, 1)
+        return fail(error, 1, settings.place(getattr(error, "setting", None)))
     return 0
 
 
-def fail(error: Exception, code: int) -> int:
-    print(f"stream_to_kafka: {readable(error)}", file=sys.stderr, flush=True)
+def fail(error: Exception, code: int, place: str = "") -> int:
+    print(f"stream_to_kafka: {readable(error)}{place}", file=sys.stderr, flush=True)
     return code
 
 

@@ -92,6 +92,7 @@ class _Reading:
     isolation_level: int
     positions: dict[TopicPartition, int]
     ends: Mapping[TopicPartition, int]
+    aborted: set[tuple[int, int]]
     resume_ms: dict[TopicPartition, int] = field(default_factory=dict)
     in_flight: dict[str, _Sent] = field(default_factory=dict)
 
@@ -129,6 +130,8 @@ class TopicReader:
         self._timeout_ms = timeout_ms
         self._max_partition_bytes = max_partition_bytes
         self._limits = limits
+        self.aborted: set[tuple[int, int]] = set()
+        """(producer id, epoch) of each aborted transaction whose marker was read, at any isolation level."""
 
     def partitions(self, topic: str) -> list[TopicPartition]:
         """Return the topic's partitions. Raises UnknownTopicOrPartitionError if it does not appear within the limit."""
@@ -199,7 +202,7 @@ class TopicReader:
         ends = self.offsets(partitions, LATEST_TIMESTAMP, isolation_level)
         positions = {known: offset for known, offset in (start or {}).items() if known in ends}
         positions |= self.offsets([known for known in partitions if known not in positions], EARLIEST_TIMESTAMP)
-        reading = _Reading(isolation_level, positions, ends)
+        reading = _Reading(isolation_level, positions, ends, self.aborted)
         patience = _Patience(self._clock, self._timeout_ms)
         absence = TopicAbsence(self._metadata, self._clock)
         while unfinished := reading.unfinished():
@@ -315,6 +318,8 @@ def _records(
         for batch, is_visible in visible_batches(decode_batches(answer.records or b"", limits), aborted):
             if is_visible:
                 found += [record for record in batch.records if position <= record.offset < end]
+            elif is_abort_marker(batch) and position <= batch.base_offset < end:
+                reading.aborted.add((batch.producer_id, batch.producer_epoch))
             position = max(position, batch.last_offset + 1)
     except CorruptBatchError as error:
         raise error.at(topic_partition=topic_partition) from error

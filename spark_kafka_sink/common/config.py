@@ -219,7 +219,7 @@ class ProducerConfig(SecurityConfig):
         table = table_of(cls)
         for key in settings:
             if key not in table:
-                raise ConfigError(_unknown_key(key, table))
+                raise ConfigError(_unknown_key(key, table), setting=key)
         if settings.get("bootstrap.servers") is None:
             raise ConfigError(
                 "`bootstrap.servers` is missing: give it host:port pairs of the cluster's brokers, comma-separated."

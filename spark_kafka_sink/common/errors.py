@@ -29,8 +29,10 @@ class KafkaError(Exception):
     """Root of the tree. `str(error)` says what happened, to which topic, partition or node, and what to change."""
 
     retriable: bool = False
+    """Whether the same call may succeed if it is made again."""
     invalid_metadata: ClassVar[bool] = False
     fatal: bool = False
+    """Whether the producer cannot go on: close it, and make another."""
     error_code: int | None = None
     """The broker's error code (protocol guide, "Error Codes"), or None if this client raised the error by itself."""
     sentence: ClassVar[str] = ""
@@ -39,7 +41,9 @@ class KafkaError(Exception):
     """The remedy, if the brokers' own text for the code does not name it."""
 
     topic: str | None = None
+    """The topic, if the error is about one."""
     topic_partition: TopicPartition | None = None
+    """The topic and the partition, if the error is about one."""
     node: str | None = None
     """The broker's id as text."""
     setting: str | None = None
@@ -164,10 +168,14 @@ class LocalBrokerError(KafkaError):
 
 
 class RetriableError(KafkaError):
+    """Parent of the errors after which the same call may succeed."""
+
     retriable = True
 
 
 class InvalidMetadataError(RetriableError):
+    """Parent of the errors that show that the producer's metadata is out of date."""
+
     invalid_metadata = True
 
 

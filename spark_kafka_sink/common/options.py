@@ -2,19 +2,21 @@
 
 A row of the table is a dataclass field, made by `option`. Its metadata have its parser and its meaning. A parser turns
 the value of a caller, text or typed, into a value of the right type, or raises RefusalError with what it must be.
-`read_properties` reads settings from a file. `nearest` finds the known name that is most similar to a wrong one.
+`nearest` finds the known name that is most similar to a wrong one.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
+import importlib
 import math
 import re
+import sys
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from types import MethodType
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -190,13 +192,90 @@ class GivenFunction:
     def __call__(self) -> Any:
         return self.call()
 
+    def load(self, setting: str) -> Callable[[], Any]:  # noqa: ARG002 - as of NamedFunction
+        return self.call
 
-def function(value: object) -> GivenFunction:
-    if isinstance(value, GivenFunction):
+
+@dataclass(frozen=True, slots=True)
+class NamedFunction:
+    """A function by its name, for options that are text. Equal names are the same function.
+
+    The module is imported only by `load`, where the function is needed: the driver may not have it.
+    """
+
+    module: str
+    name: str
+
+    def load(self, setting: str) -> Callable[[], Any]:
+        """Import the module and return the function. Raises ConfigError, which names `setting`, module and function.
+
+        Of a failure inside the module it shows only the type, because the text may show credentials.
+        """
+        head = f"`{setting}`={self.module}:{self.name}: "
+        try:
+            found = importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            if error.name is not None and f"{self.module}.".startswith(f"{error.name}."):
+                raise ConfigError(
+                    f"{head}there is no module {error.name} for {sys.executable}. Install it for the Python of the"
+                    " executors and of the driver, or ship its file by --py-files. Or correct the name.",
+                    setting=setting,
+                ) from None
+            raise ConfigError(
+                f"{head}the module {self.module} imports {error.name}, which is missing for {sys.executable}: install"
+                " it there.",
+                setting=setting,
+            ) from error
+        except (Exception, SystemExit) as error:
+            raise ConfigError(
+                f"{head}the import of the module {self.module} failed with {type(error).__name__}. Import it with"
+                f" {sys.executable} to see why.",
+                setting=setting,
+            ) from error
+        return self._function_of(found, head, setting)
+
+    def _function_of(self, module: object, head: str, setting: str) -> Callable[[], Any]:
+        try:
+            function = functools.reduce(getattr, self.name.split("."), module)
+        except AttributeError:
+            file = getattr(module, "__file__", None) or "without a file"
+            raise ConfigError(
+                f"{head}the module {self.module} ({file}) has no function {self.name}. Correct the name, or define the"
+                " function there.",
+                setting=setting,
+            ) from None
+        if not callable(function):
+            raise ConfigError(
+                f"{head}{self.name} of the module {self.module} is a {type(function).__name__}. It must be a function"
+                " without arguments.",
+                setting=setting,
+            )
+        return function
+
+
+Function = GivenFunction | NamedFunction
+
+
+def function(value: object) -> Function:
+    """Parse a function, or its name as `module:function`. The name's module is not imported.
+
+    Modules of Python's own library are refused. None of them has a function that an option could mean, and some do
+    harm, such as `os:abort`.
+    """
+    if isinstance(value, GivenFunction | NamedFunction):
         return value
-    if not callable(value):
-        raise RefusalError("must be a Python function, not its name: no function is loaded by name")
-    return GivenFunction(value, _id_of(value))
+    if callable(value):
+        return GivenFunction(value, _id_of(value))
+    if not isinstance(value, str):
+        raise RefusalError("must be a Python function, or its name as module:function")
+    module, _, name = (part.strip() for part in value.partition(":"))
+    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise RefusalError("must be a Python function, or its name as module:function")
+    if module == "__main__":
+        raise RefusalError("must name another module: __main__ is another program on the executors")
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise RefusalError("must name a module of your own: this one belongs to Python itself")
+    return NamedFunction(module, name)
 
 
 _IDS: dict[tuple[int, int], str] = {}
@@ -337,40 +416,3 @@ def _edits(one: str, other: str) -> int:
                 row[j] = min(row[j], before[j - 2] + 1)
         before, last = last, row
     return last[-1]
-
-
-def read_properties(path: Path) -> dict[str, str]:
-    """Read `name=value` lines of a file in UTF-8, such as the options of a query.
-
-    As in java.util.Properties, # and ! begin a comment, and a backslash at the end continues the line. But only `=`
-    separates name and value, and a backslash escapes nothing, because values may be SQL or passwords. Raises
-    ConfigError with the file and the line, and OSError.
-    """
-    found: dict[str, str] = {}
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8: {error}.") from None
-    for number, line in _logical_lines(text):
-        name, equals, value = line.partition("=")
-        if not equals:  # not shown: it may be the second line of a key
-            raise ConfigError(f"{path}: line {number} is not name=value. To continue a line, end it with a backslash.")
-        found[name.strip()] = value.strip()
-    return found
-
-
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines that are not blank or comments, each with the number of its last physical line.
-
-    A comment has no continuation, and a continued line contains no comment.
-    """
-    begun, number = "", 0
-    for number, line in enumerate(map(str.lstrip, text.splitlines()), start=1):
-        if begun or not line.startswith(("#", "!")):
-            begun += line.removesuffix("\\")
-            if not line.endswith("\\"):
-                if begun.strip():
-                    yield number, begun.strip()
-                begun = ""
-    if begun.strip():
-        yield number, begun.strip()

@@ -404,11 +404,12 @@ class SecurityConfig:
     sasl_login_retry_backoff_max_ms: int = option(
         parsers.long_ms, 10_000, "long", "The longest pause before the next request to the token endpoint."
     )
-    sasl_oauthbearer_token_provider: Callable[[], tuple[str, int]] | None = option(
+    sasl_oauthbearer_token_provider: parsers.Function | None = option(
         parsers.function,
         None,
-        "function",
-        "A Python function that returns a new token and its end in ms since the epoch. Kafka has no such setting.",
+        "function or string",
+        "A Python function that returns a new token and its end in ms since the epoch, or its name as module:function."
+        " Kafka has no such setting.",
         is_secret=True,
     )
     sasl_oauthbearer_token_endpoint_url: str | None = option(
@@ -559,8 +560,8 @@ _SASL_RULES: Final[_Rules] = (
             and c.sasl_oauthbearer_token_provider is None
             and c.sasl_oauthbearer_token_endpoint_url is None
         ),
-        "`sasl.mechanism`=OAUTHBEARER needs tokens: set `sasl.oauthbearer.token.endpoint.url`, or give a function as"
-        " `sasl.oauthbearer.token.provider`.",
+        "`sasl.mechanism`=OAUTHBEARER needs tokens: set `sasl.oauthbearer.token.endpoint.url`, or give a function, or"
+        " its name, as `sasl.oauthbearer.token.provider`.",
     ),
     (
         lambda c: (

@@ -39,17 +39,21 @@ class EmbeddedKafka:
 
     As a context manager it starts and stops the cluster. The JVMs end with this process, however it ends.
 
-    version: the Kafka release, "4.3.1" or "3.9.1". nodes: 1 or 3, with ids from 1. With three, internal topics have
-    three replicas, and two must be in sync. properties: broker properties for every node, over Kafka's defaults (topics
-    are auto-created, with one partition). features: levels of finalized features, such as {"transaction.version": 1};
-    others as the release prefers. advertised: by node id, the `host:port` of a proxy in front of the node, as for a
-    test that disturbs connections. The node then has a second listener at `proxied_address`, which advertises the
-    proxy. The nodes, and the clients of `bootstrap_servers`, do not use the proxies. security: listeners with TLS or
-    login, beside the PLAINTEXT one; see `secured_servers`. log_dirs: the number of folders for a node's partitions,
-    like a broker's disks. data_dir: the folder of the data. A later cluster may use it again; two at once may not.
-    None: a temporary folder, which is removed at stop. tuned_for: "start" starts in a second or two, but the broker
-    then runs slowly, most of all with TLS. "throughput", for measurements, uses the JVM flags of Kafka's own start
-    script, with all compilers. start_timeout_s: the limit for formatting and starting, in seconds, without downloads.
+    - `nodes`: 1 or 3, with ids from 1. With three, internal topics have three replicas, and two must be in sync.
+    - `version`: the Kafka release, "4.3.1" or "3.9.1".
+    - `properties`: broker properties for every node, over Kafka's defaults (topics are auto-created, with one
+      partition).
+    - `features`: levels of finalized features, such as `{"transaction.version": 1}`; others as the release prefers.
+    - `advertised`: by node id, the `host:port` of a proxy in front of the node, as for a test that disturbs
+      connections. The node then has a second listener at `proxied_address`, which advertises the proxy. The nodes, and
+      the clients of `bootstrap_servers`, do not use the proxies.
+    - `security`: listeners with TLS or login, beside the PLAINTEXT one; see `secured_servers`.
+    - `log_dirs`: the number of folders for a node's partitions, like a broker's disks.
+    - `data_dir`: the folder of the data. A later cluster may use it again; two at once may not. None: a temporary
+      folder, which is removed at stop.
+    - `tuned_for`: "start" starts in a second or two, but the broker then runs slowly, most of all with TLS.
+      "throughput", for measurements, uses the JVM flags of Kafka's own start script, with all compilers.
+    - `start_timeout_s`: the limit for formatting and starting, in seconds, without downloads.
 
     Raises LocalBrokerError.
     """

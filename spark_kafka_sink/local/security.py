@@ -44,14 +44,19 @@ class BrokerKerberos:
 class BrokerSecurity:
     """What to secure. Raises LocalBrokerError if something is missing.
 
-    listeners: name (in capitals, such as MTLS) → SSL, SASL_PLAINTEXT or SASL_SSL. Each has its own port on every node:
-    `EmbeddedKafka.secured_servers(name)`. keystore: file of the brokers' private key (PKCS#8, not encrypted) and
-    certificate chain, in PEM. truststore: file of the authorities of clients' certificates, in PEM.
-    requires_certificate: listeners that accept only clients with a certificate. mechanisms: the mechanisms of the SASL
-    listeners. users: names and passwords, for PLAIN and SCRAM. token_keys: file or URL of a JWKS with the keys that
-    sign OAUTHBEARER tokens. Without it, the broker accepts unsigned tokens. token_audience: the audience that signed
-    tokens must have. kerberos: must be given if GSSAPI is one of the mechanisms. authorizes: clients may do only what
-    was granted (`AccessAdmin.grant`), except for `super_users` ("User:admin") and clients of the PLAINTEXT listener.
+    - `listeners`: name (in capitals, such as MTLS) → SSL, SASL_PLAINTEXT or SASL_SSL. Each has its own port on every
+      node: `EmbeddedKafka.secured_servers(name)`.
+    - `keystore`: file of the brokers' private key (PKCS#8, not encrypted) and certificate chain, in PEM.
+    - `truststore`: file of the authorities of clients' certificates, in PEM.
+    - `requires_certificate`: listeners that accept only clients with a certificate.
+    - `mechanisms`: the mechanisms of the SASL listeners.
+    - `users`: names and passwords, for PLAIN and SCRAM.
+    - `token_keys`: file or URL of a JWKS with the keys that sign OAUTHBEARER tokens. Without it, the broker accepts
+      unsigned tokens.
+    - `token_audience`: the audience that signed tokens must have.
+    - `kerberos`: must be given if GSSAPI is one of the mechanisms.
+    - `authorizes`: clients may do only what was granted (`AccessAdmin.grant`), except for `super_users` ("User:admin")
+      and clients of the PLAINTEXT listener.
     """
 
     listeners: Mapping[str, str]

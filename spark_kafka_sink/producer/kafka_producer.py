@@ -260,9 +260,9 @@ class TransactionCalls:
 class KafkaProducer:
     """A producer. Any thread of the process that made it may send records.
 
-    `config`: a ProducerConfig, or settings of Kafka's producer. The other arguments are the seams for tests. With a
-    given client no thread starts: the test runs the turns of `sender`. `metadata` and `api_versions` are the client's.
-    Raises ConfigError for settings that are unknown, malformed or contradictory.
+    `config`: settings of Kafka's producer (docs/options.md, without `kafka.`), or a ProducerConfig. The other arguments
+    are only for tests. With a given client no thread starts: the test runs the turns of `sender`. `metadata` and
+    `api_versions` are the client's. Raises ConfigError for settings that are unknown, malformed or contradictory.
     """
 
     def __init__(
@@ -407,14 +407,13 @@ class KafkaProducer:
         """Send one record. Return at once, unless metadata or memory must be waited for (max.block.ms).
 
         Errors of Kafka or the network fail the future and go to `on_completion(metadata, error)`. Its metadata always
-        has topic and partition; its error is None on success. It runs on the Sender thread, in order within a
-        partition, and a send in it does not wait. For a record that did not get into a batch (too large, no metadata or
-        memory in time) it runs on this thread. For a record in a batch with rows of a `send_columns` that failed, it
-        runs on the thread of that call. Raises ProducerClosedError and SerializationError, and IllegalStateError after
-        misuse (after a fork, outside a transaction).
+        has topic and partition; its error is None on success. It runs on the Sender thread, in order in a partition,
+        and a send in it does not wait. For a record that got into no batch it runs on this thread, and for one beside
+        rows of a `send_columns` that failed, on that call's. Raises SerializationError and IllegalStateError (closed).
 
-        `timestamp_ms`: any time from 1970 to 9999. A time that is probably in seconds is logged once. `headers`: see
-        `record.headers.header_pairs` for the forms.
+        - `value`, `key`: text is encoded as UTF-8. None is null; a null value is a tombstone.
+        - `partition`: None lets the key decide, or the partitioner. `timestamp_ms`: ms since 1970. None: now.
+        - `headers`: pairs (name, value), also as named tuples or mappings with key and value. Values: bytes, text, None
         """
         self._ensure_usable()
         partition, timestamp_ms = checked_place(partition, timestamp_ms)

@@ -24,11 +24,14 @@ from spark_kafka_sink.record.headers import Header, decoded_chunks, headers_from
 class RecordColumns:
     """Records as Arrow arrays of one length.
 
-    `value` and `key`: string or binary in any layout (large, view, fixed size, dictionary), kept as `binary`. A null is
-    a null in Kafka. `key` None means no keys. `headers`: list<struct<key: string, value: binary>>. A null or empty list
-    means no headers, and a null value stays null. `timestamp_ms`: int64, milliseconds since 1970. None or a null entry
-    means the time of the append. `partition`: int32. None or a null entry means not set. Chunked arrays are combined;
-    slices are used as they are.
+    - `value`, `key`: string or binary in any layout (large, view, fixed size, dictionary), kept as `binary`. A null is
+      a null in Kafka. `key` None means no keys.
+    - `headers`: `list<struct<key: string, value: binary>>`. A null or empty list means no headers, and a null value
+      stays null.
+    - `timestamp_ms`: int64, milliseconds since 1970. None or a null entry means the time of the append.
+    - `partition`: int32. None or a null entry means not set.
+
+    Chunked arrays are combined; slices are used as they are.
 
     Raises SchemaError for a wrong type or length. Raises SerializationError for contents that cannot be written, such
     as a header without a name or more than 2 GiB in a column. Both name the column.

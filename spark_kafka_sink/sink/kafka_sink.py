@@ -54,12 +54,18 @@ class KafkaSink:
         df.writeStream.foreachBatch(sink.write_batch)
         report = sink.write(df)
 
-    The last two write columns, several times as fast as rows. Columns: `value` (string or binary, required), `key`
-    (string or binary), `topic` (string; the option wins), `partition` (int), `headers`
-    (array<struct<key:string,value:binary>>), `timestamp` (timestamp, or bigint in ms); others are ignored. Options:
-    see spark_kafka_sink.sink.options; they may be given as a mapping, by keyword, or both. Raises ConfigError at once
-    for an option that is unknown, malformed or cannot work here. Logs a warning for options of Spark's Kafka source and
-    of consumers, and ignores them.
+    The last two write columns, several times as fast as rows. Columns of the DataFrame, of which others are ignored:
+
+    - `value`: string or binary, required. Null is a tombstone.
+    - `key`: string or binary.
+    - `topic`: string. The option `topic` wins.
+    - `partition`: int.
+    - `headers`: `array<struct<key: string, value: binary>>`.
+    - `timestamp`: timestamp, or bigint in ms since 1970.
+
+    Options (docs/options.md) may be given as a mapping, by keyword, or both. Raises ConfigError at once for an option
+    that is unknown, malformed or cannot work here. Logs a warning for options of Spark's Kafka source and of consumers,
+    and ignores them.
     """
 
     def __init__(self, options: Mapping[str, object] | None = None, /, **more: object) -> None:

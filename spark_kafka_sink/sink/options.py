@@ -195,14 +195,14 @@ def _lower_case(options: Mapping[str, object]) -> dict[str, object]:
 
 def _refuse(key: str) -> None:
     if reason := _REFUSED.get(key) or _REFUSED.get(KAFKA_PREFIX + key):
-        raise ConfigError(f"The option {key} cannot be used here: {reason}.")
+        raise ConfigError(f"The option {key} cannot be used here: {reason}.", setting=key)
     bare = key.removeprefix(KAFKA_PREFIX)
     if key in _OPTIONS or (key != bare and bare not in _OPTIONS):
         return
     meant = _meant(key, bare)
     if meant is None:
-        raise ConfigError(f"There is no option {key}, and no option has a similar name: leave it out.")
-    raise ConfigError(f"There is no option {key}. The nearest one is {meant}.")
+        raise ConfigError(f"There is no option {key}, and no option has a similar name: leave it out.", setting=key)
+    raise ConfigError(f"There is no option {key}. The nearest one is {meant}.", setting=key)
 
 
 def _meant(key: str, bare: str) -> str | None:
@@ -223,11 +223,15 @@ def _is_exactly_once(by_key: Mapping[str, object]) -> bool:
     value = by_key.get("delivery.guarantee")
     guarantee = AT_LEAST_ONCE if value is None else str(value).strip().lower()
     if guarantee not in {AT_LEAST_ONCE, EXACTLY_ONCE}:
-        raise ConfigError(f"delivery.guarantee must be {AT_LEAST_ONCE} or {EXACTLY_ONCE}, not {value!r}.")
+        raise ConfigError(
+            f"delivery.guarantee must be {AT_LEAST_ONCE} or {EXACTLY_ONCE}, not {value!r}.",
+            setting="delivery.guarantee",
+        )
     for key in _OF_EXACTLY_ONCE:
         if guarantee == AT_LEAST_ONCE and by_key.get(key) is not None:
             raise ConfigError(
-                f"The option {key} belongs to delivery.guarantee={EXACTLY_ONCE}: set that too, or leave it out."
+                f"The option {key} belongs to delivery.guarantee={EXACTLY_ONCE}: set that too, or leave it out.",
+                setting=key,
             )
     return guarantee == EXACTLY_ONCE
 
@@ -246,7 +250,7 @@ def _name(by_key: Mapping[str, object], key: str) -> str | None:
         return None
     topic = str(value).strip()
     if not topic:
-        raise ConfigError(f"The option {key} is empty: give it the name of a topic, or leave it out.")
+        raise ConfigError(f"The option {key} is empty: give it the name of a topic, or leave it out.", setting=key)
     return topic
 
 
@@ -258,7 +262,8 @@ def _prefix(by_key: Mapping[str, object]) -> str | None:
     if not prefix or not prefix.isprintable() or len(prefix) > _LONGEST_PREFIX:
         raise ConfigError(
             f"transactional.id.prefix={value!r} must have 1 to {_LONGEST_PREFIX} printable characters. Each query and"
-            " sink must have its own."
+            " sink must have its own.",
+            setting="transactional.id.prefix",
         )
     return prefix
 
@@ -269,7 +274,7 @@ def _boolean(by_key: Mapping[str, object], key: str) -> bool:
     try:
         return value is not None and boolean(value)
     except RefusalError:
-        raise ConfigError(f"{key} must be true or false, not {value!r}.") from None
+        raise ConfigError(f"{key} must be true or false, not {value!r}.", setting=key) from None
 
 
 def _metrics_ports(value: object) -> range | None:
@@ -277,7 +282,9 @@ def _metrics_ports(value: object) -> range | None:
         return None
     found = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", str(value).strip())
     if found is None or not 0 < (first := int(found[1])) <= (last := int(found[2] or first)) <= 65_535:
-        raise ConfigError(f"metrics.port={value} must be a port or a range of ports, such as 9250-9299.")
+        raise ConfigError(
+            f"metrics.port={value} must be a port or a range of ports, such as 9250-9299.", setting="metrics.port"
+        )
     if importlib.util.find_spec("prometheus_client") is None:
         raise ConfigError(
             "metrics.port needs the package prometheus_client: pip install 'spark-kafka-sink[prometheus]'."
@@ -290,11 +297,15 @@ def _metrics_host(by_key: Mapping[str, object]) -> str:
     if value is None:
         return METRICS_HOST
     if by_key.get("metrics.port") is None:
-        raise ConfigError("metrics.host has no effect without metrics.port: set that too, or leave it out.")
+        raise ConfigError(
+            "metrics.host has no effect without metrics.port: set that too, or leave it out.", setting="metrics.host"
+        )
     host = str(value).strip()
     if not re.fullmatch(r"[\w.:-]+", host):
         raise ConfigError(
-            f"metrics.host={value!r} must be an address of this machine, without a port: 127.0.0.1, or 0.0.0.0 for all."
+            f"metrics.host={value!r} must be an address of this machine, without a port: 127.0.0.1, or 0.0.0.0 for"
+            " all.",
+            setting="metrics.host",
         )
     return host
 

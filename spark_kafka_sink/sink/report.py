@@ -76,9 +76,11 @@ class WriteReport:
     """A write that succeeded. `str()` of it is one line."""
 
     records: int
+    """Records that were acknowledged."""
     bytes: int
     """Of encoded records, before compression."""
     batches: int
+    """Record batches that the producers sent."""
     retries: int
     """Records that the producers sent again. As in Kafka's record-retry-total, a batch that was too large and was split
     is not counted. Nor are rows that Spark's tasks wrote again.

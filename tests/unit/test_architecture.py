@@ -28,6 +28,7 @@ ONLY_ROOMS = {
     "ssl": {"network"},
     "cryptography": {"network"},
     "pyspark": {"sink"},
+    "javaproperties": {"sink"},
     "jgo": {"local"},
     "rich": {"local"},
 }

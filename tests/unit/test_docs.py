@@ -1,24 +1,32 @@
-"""The pages of docs/ against the code. To remake the tables of options.md: python tests/unit/test_docs.py"""
+"""The pages of docs/ against the code. `python tests/unit/test_docs.py` writes the tables of options.md and
+api/errors.md again.
+"""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import spark_kafka_sink
+from spark_kafka_sink import local
 from spark_kafka_sink.common import config
 from spark_kafka_sink.common.config import ProducerConfig, describe_options
-from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.errors import ConfigError, KafkaError
 from spark_kafka_sink.common.options import table_of
+from spark_kafka_sink.local import pytest_plugin
 from spark_kafka_sink.sink import options
 from spark_kafka_sink.sink.options import PASSED_OVER
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 OPTIONS = DOCS / "options.md"
+ERRORS = DOCS / "api" / "errors.md"
 TROUBLESHOOTING = DOCS / "troubleshooting.md"
 PAGES = sorted(DOCS.glob("*.md"))
 
@@ -60,8 +68,8 @@ TABLES = {
 }
 
 
-def with_tables(text: str) -> str:
-    for name, make in TABLES.items():
+def with_tables(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
+    for name, make in tables.items():
         begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
         before, rest = text.split(begin)
         text = before + begin + make() + end + rest.split(end)[1]
@@ -76,6 +84,88 @@ def test_tables_of_options_are_those_of_the_code() -> None:
 def test_every_option_of_the_sink_has_its_row() -> None:
     section = OPTIONS.read_text().split("## The sink's own")[1].split("\n## ")[0]
     assert re.findall(r"^\| `([a-z0-9.]+)` \|", section, re.MULTILINE) == list(options._OPTIONS)
+
+
+# ---- api/ ----------------------------------------------------------------------------------------------------------
+
+
+def error_rows(parent: type[KafkaError], depth: int = 0) -> Iterator[tuple[str, ...]]:
+    """Yield the row of each class below `parent`, each followed by the rows of those below it."""
+    for each in parent.__subclasses__():
+        if each.__module__ != KafkaError.__module__:
+            continue
+        code = "" if "error_code" not in vars(each) else str(each.error_code)
+        text = (
+            each.sentence
+            if "sentence" in vars(each)
+            else " ".join(inspect.cleandoc(each.__doc__ or "").split("\n\n")[0].split())
+        )
+        marks = ("yes" if each.retriable else "", "yes" if each.fatal else "")
+        yield ("&emsp;" * depth + f"`{each.__name__}`", code, *marks, text.replace("*", chr(92) + "*"))
+        yield from error_rows(each, depth + 1)
+
+
+def errors_table() -> str:
+    return table(("class", "code", "retriable", "fatal", "meaning"), error_rows(KafkaError))
+
+
+def test_table_of_errors_is_that_of_the_code() -> None:
+    text = ERRORS.read_text()
+    assert text == with_tables(text, {"errors": errors_table}), "stale: python tests/unit/test_docs.py"
+
+
+@pytest.mark.parametrize("package", [spark_kafka_sink, local])
+def test_each_public_name_has_its_place_in_the_api_pages(package: ModuleType) -> None:
+    pages = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    documented = re.findall(r"^::: \S+\.(\w+)$", pages, re.MULTILINE) + re.findall(
+        r"^\| (?:&emsp;)*`(\w+)`", pages, re.MULTILINE
+    )
+    assert set(package.__all__) - set(documented) == set()
+
+
+def documented_classes() -> Iterator[ast.ClassDef]:
+    """Yield the syntax tree of each class of the API pages."""
+    for page in sorted((DOCS / "api").glob("*.md")):
+        for path in re.findall(r"^::: ([\w.]+\.[A-Z]\w+)$", page.read_text(), re.MULTILINE):
+            module, _, name = path.rpartition(".")
+            tree = ast.parse((ROOT / module.replace(".", "/")).with_suffix(".py").read_text())
+            yield from (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+@pytest.mark.parametrize("tree", list(documented_classes()), ids=lambda tree: tree.name)
+def test_docstrings_of_the_api_pages_have_no_html(tree: ast.ClassDef) -> None:
+    """Bug: `array<struct<...>>` without backquotes lost its inner part on the page, because a browser reads a tag."""
+    nodes: list[ast.ClassDef | ast.FunctionDef] = [tree]
+    nodes += [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+    for node in nodes:
+        text = re.sub(r"`[^`]*`|^    .*$", "", ast.get_docstring(node) or "", flags=re.MULTILINE)
+        assert re.findall(r"<[a-zA-Z/].*", text) == [], node.name
+
+
+def test_each_fixture_of_the_plugin_has_its_place_in_the_api_pages() -> None:
+    source = Path(pytest_plugin.__file__).read_text()
+    fixtures = re.findall(r"@pytest\.fixture.*\ndef (\w+)", source)
+    (members,) = re.findall(
+        r"pytest_plugin\n(?:    .*\n)*?      members: \[(.*)\]", (DOCS / "api" / "testing.md").read_text()
+    )
+    assert sorted(members.split(", ")) == sorted(fixtures)
+
+
+# ---- kips.md -------------------------------------------------------------------------------------------------------
+
+
+def test_each_kip_that_the_package_names_is_in_the_table_once() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "spark_kafka_sink").rglob("*.py"))
+    rows = re.findall(r"^\| ([\d, ]+) \|[^|]+\| ([^|]+) \|[^|]*\|$", (DOCS / "kips.md").read_text(), re.MULTILINE)
+    listed = [int(number) for numbers, _ in rows for number in numbers.split(", ")]
+    assert {int(number) for number in re.findall(r"KIP-(\d+)", sources)} - set(listed) == set()
+    assert len(listed) == len(set(listed))
+    assert {here for _, here in rows} == {"has", "has not", "partly"}
+
+
+@pytest.mark.parametrize("setting", re.findall(r"`([a-z]+(?:\.[a-z]+)+)`", (DOCS / "kips.md").read_text()))
+def test_each_setting_of_the_kips_is_known(setting: str) -> None:
+    assert setting in {*ProducerConfig.keys(), "metrics.port", "transaction.version"}
 
 
 # ---- migrating-from-confluent-kafka.md -----------------------------------------------------------------------------
@@ -196,6 +286,52 @@ def test_documented_redaction_knows_every_secret_option() -> None:
         assert [key for key in secret if not re.search(redaction(name), f"kafka.{key}")] == []
 
 
+# ---- settings of logins, on each page that has some ----------------------------------------------------------------
+
+
+def settings_blocks() -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each block of producer settings with its page and the first line of it."""
+    for page in PAGES:
+        for number, block in enumerate(re.findall(r"```properties\n(.*?)```", page.read_text(), re.DOTALL)):
+            pairs = dict(line.split("=", 1) for line in block.splitlines())
+            if any(key.startswith("kafka.") for key in pairs):
+                yield f"{page.name}, block {number}", pairs
+
+
+BLOCKS = dict(settings_blocks())
+EACH_BLOCK = pytest.mark.parametrize("block", BLOCKS.values(), ids=list(BLOCKS))
+SERVICES = {"Confluent Cloud", "Amazon MSK", "Azure Event Hubs", "Redpanda", "Aiven"}
+PLACEHOLDER = r"(?:<[a-z ]+>|\.\.\.)"
+
+
+@EACH_BLOCK
+def test_block_of_settings_is_accepted(block: dict[str, str]) -> None:
+    config = options.SinkConfig.from_options({"kafka.bootstrap.servers": "h1:9092", "topic": "t", **block})
+    assert config.producer.security_protocol != "PLAINTEXT"
+    exactly_once = {"kafka.bootstrap.servers": "h1:9092", "topic": "t", "delivery.guarantee": "exactly-once", **block}
+    assert options.SinkConfig.from_options(exactly_once).is_exactly_once
+
+
+@EACH_BLOCK
+def test_secrets_of_a_block_are_placeholders(block: dict[str, str]) -> None:
+    table = table_of(ProducerConfig)
+    for key, value in block.items():
+        if not table[key.removeprefix("kafka.")].metadata.get("is_secret"):
+            continue
+        if key == "kafka.sasl.jaas.config":
+            for name, secret in re.findall(r'(password|clientSecret|HMAC)="(.*?)"', value):
+                inner = secret.rpartition("SharedAccessKey=")[2]
+                assert re.fullmatch(PLACEHOLDER, inner, re.IGNORECASE), name
+        elif not key.endswith(("location", "token.provider", "endpoint.url")):
+            assert re.fullmatch(PLACEHOLDER, value), key
+
+
+def test_each_managed_service_has_a_block_of_settings() -> None:
+    body = (DOCS / "managed-kafka.md").read_text()
+    sections = {part.splitlines()[0]: part for part in body.split("\n## ")[1:]}
+    assert {name for name, part in sections.items() if "kafka.bootstrap.servers=" in part} == SERVICES
+
+
 # ---- all pages -----------------------------------------------------------------------------------------------------
 
 
@@ -206,3 +342,4 @@ def test_readme_links_every_page(page: Path) -> None:
 
 if __name__ == "__main__":
     OPTIONS.write_text(with_tables(OPTIONS.read_text()))
+    ERRORS.write_text(with_tables(ERRORS.read_text(), {"errors": errors_table}))

@@ -28,7 +28,8 @@ LONGEST = {
     ROOT / "tests" / "README.md": 80,
     ROOT / "docs" / "performance.md": 120,
 }
-DOCUMENTS = sorted({*LONGEST, FILES, NOTEBOOK, ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")})
+EXAMPLES = ROOT / "examples" / "README.md"
+DOCUMENTS = sorted({*LONGEST, FILES, NOTEBOOK, EXAMPLES, ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")})
 EACH = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 FILE = re.compile(r"[\w./-]*\w\.(?:py|md|c|cfg|toml|properties)(?![\w.(])")
 MISSPELT = {"kafka.lingr.ms"}

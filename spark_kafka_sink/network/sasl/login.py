@@ -101,7 +101,8 @@ def _scram(made: type[ScramSha256Mechanism | ScramSha512Mechanism]) -> Callable[
 
 
 def _oauthbearer(config: ProducerConfig, clock: Clock, rng: random.Random) -> MechanismFactory:
-    provider = config.sasl_oauthbearer_token_provider or _oidc(config, clock)
+    given = config.sasl_oauthbearer_token_provider
+    provider = _oidc(config, clock) if given is None else given.load("sasl.oauthbearer.token.provider")
     options = config.sasl_jaas_config.options if config.sasl_jaas_config is not None else ()
     extensions = {
         name.removeprefix(_EXTENSION): value.reveal() for name, value in options if name.startswith(_EXTENSION)

@@ -5,6 +5,7 @@ Belongs to one thread at a time. Only the process that made the connections may 
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
@@ -54,6 +55,10 @@ DECISION_TOPIC_CONFIGS: Final[Mapping[str, str]] = {
     "max.message.bytes": str(8 << 20),
 }
 """A compressed decision takes about 16 bytes for each task, so max.message.bytes is enough for 500,000 tasks."""
+_SEGMENT_BYTES: Final = "segment.bytes"
+"""Only makes Kafka compact sooner. Some managed clusters refuse so small a value, or the setting."""
+_INVALID_CONFIG: Final = 40
+_POLICY_VIOLATION: Final = 44
 _OLDEST_RELEASE: Final = "3.0"
 _NEEDS_RELEASE: Final = f"delivery.guarantee=exactly-once needs Kafka {_OLDEST_RELEASE} or newer."
 _RETRY_BACKOFF_MS: Final = 10
@@ -249,8 +254,15 @@ class KafkaDriverCluster:
 
 def create_decision_topic(client: ClusterClient, topic: str, timer: Timer) -> int:
     """Create the topic if it is missing. Return its number of partitions. Raises KafkaError."""
+    ensure = functools.partial(client.creation.ensure, topic, DECISION_PARTITIONS, MOST_REPLICAS)
     with _advice_on_creation(topic):
-        return client.creation.ensure(topic, DECISION_PARTITIONS, MOST_REPLICAS, DECISION_TOPIC_CONFIGS, timer)
+        try:
+            return ensure(DECISION_TOPIC_CONFIGS, timer)
+        except KafkaError as error:
+            if error.error_code not in {_INVALID_CONFIG, _POLICY_VIOLATION}:
+                raise
+            log.info("decision.topic=%s is created without %s: %s", topic, _SEGMENT_BYTES, error)
+            return ensure({key: value for key, value in DECISION_TOPIC_CONFIGS.items() if key != _SEGMENT_BYTES}, timer)
 
 
 @contextmanager
@@ -259,10 +271,17 @@ def _advice_on_creation(topic: str) -> Iterator[None]:
     try:
         yield
     except AuthorizationError as error:
-        raise type(error)(
-            f"{error} Create decision.topic={topic} by hand ({DECISION_PARTITIONS} partitions,"
-            " cleanup.policy=compact), or grant CREATE on it."
-        ) from error
+        raise type(error)(f"{error} {_by_hand(topic)}, or grant CREATE on it.") from error
+    except KafkaError as error:
+        if error.error_code not in {_INVALID_CONFIG, _POLICY_VIOLATION}:
+            raise
+        advised = error.copied()
+        advised.hint = f" {_by_hand(topic)}."
+        raise advised from error
+
+
+def _by_hand(topic: str) -> str:
+    return f"Create decision.topic={topic} by hand ({DECISION_PARTITIONS} partitions, cleanup.policy=compact)"
 
 
 def _own_transaction_ms(task_timeout_ms: int) -> int:

@@ -30,7 +30,6 @@ from spark_kafka_sink.common.errors import (
     ProtocolError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.common.options import read_properties
 from spark_kafka_sink.common.peer_text import one_line
 from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
 from spark_kafka_sink.record.partitioning import partition_for_key
@@ -40,6 +39,7 @@ from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driv
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
 from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
+from spark_kafka_sink.sink.properties_file import PropertiesFile, read_properties
 
 _OPEN: Final = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 _NOT_ASKED: Final = (AuthorizationError, AuthenticationError)
@@ -318,14 +318,16 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
     """Run the command. Return the exit code: 0, or 1 if nothing was changed."""
     options = _parser().parse_args(arguments)
     out = out or sys.stdout
+    flags = {
+        f"{KAFKA_PREFIX}bootstrap.servers": options.bootstrap_servers,
+        _DECISION_TOPIC: options.decision_topic,
+        "transactional.id.prefix": options.prefix,  # refused if no query can have it, such as an empty one
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    file = None
     try:
-        settings = {} if options.properties is None else _properties(options.properties)
-        flags = {
-            f"{KAFKA_PREFIX}bootstrap.servers": options.bootstrap_servers,
-            _DECISION_TOPIC: options.decision_topic,
-            "transactional.id.prefix": options.prefix,  # refused if no query can have it, such as an empty one
-        }
-        settings |= {name: value for name, value in flags.items() if value is not None}
+        file = None if options.properties is None else _properties(options.properties)
+        settings = ({} if file is None else _of_cluster(file)) | given
         config = SinkConfig.from_options({**settings, "delivery.guarantee": EXACTLY_ONCE})
         if options.command != "list" and not options.yes:
             question = _QUESTIONS[options.command].format(prefix=options.prefix)
@@ -346,7 +348,8 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
             operator = Operator(client, config, out, SystemClock().wall_ms)
             getattr(operator, _METHODS.get(options.command, options.command))(options.prefix)
     except KafkaError as error:
-        text = f"{type(error).__name__}: {error}"  # it may hold a record of another writer
+        place = "" if file is None or error.setting in given else file.place(error.setting)
+        text = f"{type(error).__name__}: {error}{place}"  # it may hold a record of another writer
         print("".join(each if each.isprintable() else "?" for each in text), file=out)
         return 1
     return 0
@@ -373,11 +376,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _properties(path: Path) -> dict[str, object]:
-    """Return the options of a query that lead to the cluster and to its decisions. Raises ConfigError."""
+def _properties(path: Path) -> PropertiesFile:
+    """Read the options of a query. Raises ConfigError."""
     try:
-        found = read_properties(path)
+        return read_properties(path)
     except OSError as error:
         raise ConfigError(f"--properties {path} cannot be read: {error.strerror}.") from error
-    options = {name.lower(): value for name, value in found.items()}  # in any case, as for the query
+
+
+def _of_cluster(file: PropertiesFile) -> dict[str, object]:
+    """Return the options of a query that lead to the cluster and to its decisions."""
+    options = {name.lower(): value for name, value in file.values.items()}  # in any case, as for the query
     return {name: value for name, value in options.items() if name.startswith(KAFKA_PREFIX) or name == _DECISION_TOPIC}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.librdkafka import read_values
 
 from jobs.read_topic import read_topic
 from spark_kafka_sink.local import Admin
@@ -34,6 +35,7 @@ def start_job(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
             text=True,
             cwd=tmp_path,
             env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PATH": path},
+            start_new_session=True,
         )
         running.append(job)
         return job
@@ -41,8 +43,14 @@ def start_job(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield start
     for job in running:
         if job.poll() is None:
-            job.kill()
+            kill_all(job)
         job.communicate()
+
+
+def kill_all(job: subprocess.Popen[str]) -> None:
+    """SIGKILL for the Python of the driver and its JVM. The workers end when their JVM is gone."""
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
 
 
 def orders(folder: Path, files: int = 4, rows: int = 500) -> Path:
@@ -76,6 +84,8 @@ def test_files_are_streamed_in_reported_batches(
     out, err = job.communicate(timeout=120)
     assert job.returncode == 0, err
     lines = out.splitlines()
+    assert lines[0].startswith(f"{source} -> KafkaSink(topic='{topic}', ")
+    assert lines[0].endswith(") by foreach")
     assert re.fullmatch(r" +batch +rows +seconds +records/s", lines[1])
     assert [re.split(r" +", line.strip())[:2] for line in lines[2:4]] == [["0", "1,000"], ["1", "1,000"]]
     assert len({len(line) for line in lines[1:4]}) == 1
@@ -160,12 +170,47 @@ def test_signal_before_the_query_runs_ends_the_job(
     assert out == "Stopped before the query was started\n"
 
 
+@pytest.mark.parametrize("interface", ["format", "foreachBatch"])
+def test_killed_job_continues_and_readers_see_each_row_once(
+    kafka_broker: Admin,
+    new_topic: Callable[..., str],
+    tmp_path: Path,
+    start_job: Callable[..., subprocess.Popen[str]],
+    interface: str,
+) -> None:
+    topic = new_topic(partitions=3)
+    source = orders(tmp_path / "in", files=12)
+    chosen = ["--order-by", "number"] if interface == "foreachBatch" else []
+    arguments = [
+        *(*flags(kafka_broker, topic, source), "--delivery-guarantee", "exactly-once", *chosen),
+        *("--source-option", "maxFilesPerTrigger=1"),
+    ]
+    killed = start_job(*arguments)
+    assert killed.stdout is not None
+    first = [killed.stdout.readline() for _ in range(5)]  # the third batch is finished, and the next one begins
+    assert first[0].endswith(f") by {interface}\n")
+    kill_all(killed)
+    seen = values_of(kafka_broker, topic)
+    assert len(seen) == len(set(seen)) < 6_000
+
+    out, err = start_job(*arguments).communicate(timeout=120)
+    assert out.startswith(first[0]), err
+    assert "batches, " in out, err
+    assert sorted(values_of(kafka_broker, topic)) == list(range(6_000))
+
+
+def values_of(kafka: Admin, topic: str) -> list[int]:
+    """The values that an independent consumer with isolation.level=read_committed sees."""
+    return [int(value) for value in read_values(kafka.bootstrap_servers, topic, 3)]
+
+
+@pytest.mark.parametrize("interface", ["format", "foreachBatch", "foreachPartition"])
 def test_failed_job_prints_one_paragraph_with_the_cause(
-    kafka_broker: Admin, topic: str, tmp_path: Path, start_job: Callable[..., subprocess.Popen[str]]
+    kafka_broker: Admin, topic: str, tmp_path: Path, start_job: Callable[..., subprocess.Popen[str]], interface: str
 ) -> None:
     source = orders(tmp_path / "in", files=1)
     job = start_job(
-        *(*flags(kafka_broker, topic, source), "--interface", "foreachPartition"),
+        *(*flags(kafka_broker, topic, source), "--interface", interface),
         *("--value", "if(number = 77, repeat('x', 2000000), 'ok')"),
     )
     out, err = job.communicate(timeout=120)

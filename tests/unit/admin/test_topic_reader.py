@@ -33,7 +33,7 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     UnsupportedVersionError,
 )
-from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
+from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.batch import seal
 from spark_kafka_sink.record.codecs import codec_for
@@ -182,7 +182,16 @@ def test_read_uncommitted_has_aborted_transactions() -> None:
     assert bench.read() == {0: ["kept", "dropped", "plain"]}
 
 
-# ---- failures ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("isolation_level", [READ_COMMITTED, READ_UNCOMMITTED])
+def test_aborted_transactions_are_known_after_a_read(isolation_level: int) -> None:
+    bench = Bench()
+    write_transactions(bench)
+    assert bench.reader.aborted == set()
+    bench.read(isolation_level=isolation_level)
+    assert bench.reader.aborted == {(6, 0)}
+
+
+# ---- failures -------------------------------------------------------------------------------------------------------
 
 
 def test_missing_topic_is_reported_and_not_created() -> None:

@@ -280,7 +280,7 @@ def test_pem_text_given_as_path_is_refused_and_not_shown(key: str) -> None:
                 "sasl_mechanism": "OAUTHBEARER",
                 "sasl_oauthbearer_token_provider": "os.system",
             },
-            "not its name",
+            "or its name as module:function",
         ),
         *(
             (
@@ -450,8 +450,21 @@ def test_token_function_is_not_shown() -> None:
     given: Any = functools.partial(dict, client_secret="hunter2")
     made = config(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", sasl_oauthbearer_token_provider=given)
     assert "hunter2" not in repr(made) + str(made.canonical())
-    with pytest.raises(ConfigError, match=r"token\.provider=\*\*\* must be a Python function"):
+    with pytest.raises(ConfigError, match=r"token\.provider=\*\*\* must be a Python function, or its name as"):
         config(sasl_oauthbearer_token_provider="hunter2.the-token")
+
+
+def test_function_by_its_name_is_checked_but_not_imported() -> None:
+    given = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}
+    made = config(**given, sasl_oauthbearer_token_provider="no_such_module:token")
+    again = config(**given, sasl_oauthbearer_token_provider=" no_such_module:token")
+    assert made.canonical() == pickle.loads(pickle.dumps(made)).canonical() == again.canonical()
+    with pytest.raises(ConfigError, match="both given"):
+        config(
+            **given,
+            sasl_oauthbearer_token_provider="no_such_module:token",
+            sasl_oauthbearer_token_endpoint_url="https://login.example/",
+        )
 
 
 def test_configuration_shows_no_secret_and_pickles_them() -> None:

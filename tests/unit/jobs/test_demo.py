@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+import io
 import os
+import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
+from rich.console import Console
 
-from spark_kafka_sink.common.options import read_properties
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.protocol.fetch import READ_COMMITTED
+from spark_kafka_sink.sink.properties_file import read_properties
 
 JOBS = Path(__file__).resolve().parents[3] / "jobs"
 
@@ -70,7 +78,7 @@ def test_changed_cell_is_found(
 
 def test_every_column_of_the_source_is_compared(demo: Any) -> None:
     """Bug: eight columns were not compared, although the demo reported all."""
-    settings = read_properties(JOBS.parent / "conf" / "flights.properties")
+    settings = read_properties(JOBS.parent / "conf" / "flights.properties").values
     names = [column.split()[0] for column in settings["source.schema"].split(",")]
     assert names == ["row_number", *demo.COMPARED]
 
@@ -94,3 +102,73 @@ def test_files_have_every_line_once_and_in_order(demo: Any, tmp_path: Path) -> N
     assert {file.read_bytes().splitlines()[0] for file in files} == {b"row_number,a,b"}
     rows = [line for file in files for line in file.read_bytes().splitlines()[1:]]
     assert rows == [b"%d,%d,x" % (n, n) for n in range(100)]
+
+
+# ---- the kill and the summary ----------------------------------------------------------------------------------------
+
+
+class FakeReader:
+    """Gives the next pair of (last stable offset, end of all records) with each look."""
+
+    def __init__(self, *ends: tuple[int, int]) -> None:
+        self.ends = list(ends)
+        self.looks = 0
+
+    def partitions(self, topic: str) -> list[TopicPartition]:
+        return [TopicPartition(topic, 0)]
+
+    def offsets(
+        self, partitions: Sequence[TopicPartition], timestamp: int, isolation: int
+    ) -> dict[TopicPartition, int]:
+        assert timestamp == -1
+        if isolation == READ_COMMITTED:
+            self.looks += 1
+            return dict.fromkeys(partitions, self.ends[self.looks - 1][0])
+        return dict.fromkeys(partitions, self.ends[self.looks][1])
+
+
+def test_job_is_killed_when_a_batch_is_finished_and_another_one_open(
+    demo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo.time, "sleep", lambda _: None)
+    reader = FakeReader((0, 0), (0, 5), (9, 9), (9, 12), (9, 15))
+    demo.await_open_transaction(SimpleNamespace(has_ended=False), reader)
+    assert reader.looks == 4
+
+
+def test_job_that_ends_before_the_kill_fails_the_demo(demo: Any) -> None:
+    with pytest.raises(SystemExit, match="before it could be killed"):
+        demo.await_open_transaction(SimpleNamespace(has_ended=True, wait=lambda: None), FakeReader())
+
+
+def test_failed_job_ends_the_demo_with_its_log(demo: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    job = demo.Job("h:1", tmp_path)
+    job._command = [sys.executable, "-c", "import sys; print('a line'); sys.exit('Spark says why')"]
+    with job, pytest.raises(SystemExit, match="The job ended with code 1"):
+        job.wait()
+    printed = capsys.readouterr().out
+    assert "  a line\n" in printed
+    assert "Spark says why" in printed
+    assert job.lines == ["a line"]
+
+
+def cells(table: Any) -> list[list[str]]:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table)
+    lines = [line for line in console.file.getvalue().splitlines() if "│" in line]  # type: ignore[attr-defined]
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+
+
+def test_summary_counts_flights_that_were_read(demo: Any) -> None:
+    sent = pd.DataFrame({"year": range(6)})
+    got = pd.DataFrame({"row_number": [0, 1, 1, 1, 2, 4]})
+    killed = demo.Seen(pa.table({"a": [1, 2]}), pa.table({"a": [1, 2, 3]}))
+    end = demo.Seen(pa.table({"a": range(6)}), pa.table({"a": range(10)}))
+    assert cells(demo.outcome_table(sent, got, killed, end, 2)) == [
+        ["sent", "6"],
+        ["seen when the job was killed", "2"],
+        ["seen once at the end", "3"],
+        ["lost", "2"],
+        ["doubled", "1"],
+        ["in 2 transactions that the driver aborted", "4"],
+    ]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +20,9 @@ from jobs.stream_to_kafka import (
     readable,
     source_schema,
 )
-from spark_kafka_sink import KafkaSink
+from spark_kafka_sink import KafkaSink, KafkaSinkDataSource
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.sink.options import SinkConfig, _warn_once
+from spark_kafka_sink.sink.options import _OPTIONS, OUTSIDE_OPTION, SinkConfig, _warn_once
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -55,19 +56,86 @@ def test_flags_win_over_properties_and_properties_over_defaults(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--interface", "forEach"], "must be foreach or foreachPartition"),
-        (["--order-by", "n", "--key", "k"], "order.by needs interface=foreachPartition"),
-        (["--order-by", "n", "--interface", "foreachPartition"], "order.by needs record.key"),
+        (
+            ["--interface", "forEach"],
+            "interface=forEach must be one of format, foreachBatch, foreach, foreachPartition.",
+        ),
+        (["--order-by", "n", "--key", "k", "--interface", "format"], "order.by cannot be used with interface=format"),
+        (
+            ["--order-by", "n", "--key", "k", "--interface", "foreach"],
+            "Set interface to foreachBatch or foreachPartition",
+        ),
+        (["--order-by", "n"], "order.by needs record.key"),
         (["--option", "kafka.acks"], "must be NAME=VALUE"),
-        (["--option", "delivery.guarantee=exactly-once"], "delivery.guarantee=exactly-once is not supported here"),
+        (["--delivery-guarantee", "exactly-once", "--interface", "foreach"], "cannot deliver exactly-once"),
+        (
+            ["--option", "delivery.guarantee= Exactly-Once", "--interface", "foreachPartition"],
+            "Set interface to format or foreachBatch, or leave it out.",
+        ),
         (["--option", "recordkey=x"], "There is no setting recordkey. The nearest one is record.key."),
-        (["--option", "truncate=x"], "There is no setting truncate, and no setting has a similar name: leave it out."),
+        (["--option", "truncate=x"], "There is no setting truncate. No setting has a similar name: leave it out."),
     ],
 )
 def test_settings_that_cannot_work_are_refused(arguments: list[str], text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_arguments(arguments)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("flags", [[], ["--delivery-guarantee", "exactly-once"]])
+@pytest.mark.parametrize(
+    ("given", "has_format", "expected"),
+    [
+        ([], True, "format"),
+        ([], False, "foreachBatch"),
+        (["--order-by", "n", "--key", "k"], True, "foreachBatch"),
+        (["--interface", "format"], False, "format"),
+        (["--interface", "foreachBatch"], True, "foreachBatch"),
+    ],
+)
+def test_job_writes_by_columns_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: list[str], has_format: bool, expected: str, flags: list[str]
+) -> None:
+    monkeypatch.setattr(stream_to_kafka, "data_source", lambda: KafkaSinkDataSource if has_format else None)
+    assert parse_arguments([*given, *flags]).interface() == expected
+
+
+@pytest.mark.parametrize("name", ["foreach", "foreachPartition"])
+def test_rows_can_be_chosen(name: str) -> None:
+    settings = parse_arguments(["--interface", name, "--delivery-guarantee", "at-least-once"])
+    assert settings.interface() == name
+
+
+def test_pyspark_with_data_sources_that_write_has_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stream_to_kafka.data_source() is KafkaSinkDataSource
+    monkeypatch.setitem(sys.modules, "spark_kafka_sink.sink.data_source", None)
+    assert stream_to_kafka.data_source() is None
+    with pytest.raises(UsageError, match=r"interface=format needs data sources that can write, and PySpark \d"):
+        stream_to_kafka.writing_format()
+
+
+def test_every_option_of_a_stream_can_be_set() -> None:
+    only_of_batch_writes = {OUTSIDE_OPTION}
+    assert set(stream_to_kafka.SINK_OPTIONS) == set(_OPTIONS) - only_of_batch_writes
+
+
+def test_error_of_a_setting_in_the_file_names_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.properties"
+    place = f"({file}, line 2)"
+
+    def error_of(text: str, *flags: str) -> str:
+        file.write_text(text)
+        assert stream_to_kafka.main(["--properties", str(file), *flags]) > 0
+        return capsys.readouterr().err
+
+    assert f"There is no setting recordkey {place}. The nearest one is record.key." in error_of(
+        "# c\nrecordkey = hunter2\n"
+    )
+    assert f"interface=hunter2 {place} must be one of" in error_of("# c\ninterface = hunter2\n")
+    servers = ["--bootstrap-servers", "h:1"]
+    assert error_of("# c\nkafka.Acks = 5\n", *servers).endswith(f"{place}\n")
+    assert error_of("# c\nkafka.acsk = hunter2\n", *servers).endswith(f"{place}\n")
+    assert "line 2" not in error_of("# c\nkafka.acks = all\n", *servers, "--option", "kafka.acks=5")
 
 
 def test_options_of_sparks_source_give_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -152,7 +220,9 @@ def test_other_failure_shows_the_first_line_of_spark() -> None:
 
 def test_wrong_setting_ends_with_code_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert stream_to_kafka.main(["--properties", "/does/not/exist"]) == 2
-    assert capsys.readouterr().err.startswith("stream_to_kafka: ")
+    assert capsys.readouterr().err == (
+        "stream_to_kafka: UsageError: --properties /does/not/exist cannot be read: No such file or directory.\n"
+    )
 
 
 def test_wrong_sink_option_ends_before_spark_starts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +86,21 @@ def test_token_function_and_extensions_are_used() -> None:
     made = mechanism("OAUTHBEARER", jaas, sasl_oauthbearer_token_provider=lambda: ("token", 2 * 10**12))
     expected = b"n,,\x01auth=Bearer token\x01logicalCluster=lkc-1\x01identityPoolId=pool-1\x01\x01"
     assert made.respond(b"") == expected
+
+
+def test_token_function_by_its_name_is_imported_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "acme_tokens.py").write_text("def token():\n    return 'named', 2 * 10**12\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = mechanism("OAUTHBEARER", None, sasl_oauthbearer_token_provider="acme_tokens:token")
+    monkeypatch.delitem(sys.modules, "acme_tokens")
+    assert made.respond(b"") == b"n,,\x01auth=Bearer named\x01\x01"
+
+
+def test_missing_module_of_a_token_function_refuses_the_settings() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^sasl\.oauthbearer\.token\.provider=no_such_module:token: there is no module"
+    ):
+        mechanism("OAUTHBEARER", None, sasl_oauthbearer_token_provider="no_such_module:token")
 
 
 def bearer_by(

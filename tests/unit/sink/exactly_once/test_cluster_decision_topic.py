@@ -11,7 +11,7 @@ from support.coordinator_bench import CoordinatorBench
 from support.driver_steps import CONFIG, driver_of
 from support.scripted_broker import faults
 
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaTimeoutError, RequestTimedOutError
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, RequestTimedOutError
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 
@@ -52,6 +52,31 @@ def test_deleting_topic_is_refused_with_the_command_to_type(bench: CoordinatorBe
 def test_new_topic_is_accepted(bench: CoordinatorBench, caplog: pytest.LogCaptureFixture) -> None:
     driver_of(bench, "P").begin()
     assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("code", [ErrorCode.invalid_config, ErrorCode.policy_violation])
+def test_refused_segment_size_is_left_to_the_cluster(bench: CoordinatorBench, code: int) -> None:
+    """Bug: Confluent Cloud allows no segment.bytes below 50 MiB, so the first exactly-once query there was refused."""
+    bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(code))
+    driver_of(bench, "P").begin()
+    first, second = (
+        {str(config.name): str(config.value) for config in exchange.request.topics[0].configs}
+        for exchange in bench.asked(ApiKey.CREATE_TOPICS)
+    )
+    del first["segment.bytes"]
+    assert second == first
+    assert {"cleanup.policy", "max.message.bytes", "min.insync.replicas"} == set(second)
+
+
+def test_topic_that_a_policy_refuses_is_left_to_the_user(bench: CoordinatorBench) -> None:
+    bench.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(ErrorCode.policy_violation), times=2)
+    with pytest.raises(KafkaError) as refused:
+        driver_of(bench, "P").begin()
+    assert refused.value.error_code == ErrorCode.policy_violation
+    assert str(refused.value).startswith(f"Topic {TOPIC}: ")
+    assert str(refused.value).endswith(
+        f" Create decision.topic={TOPIC} by hand (16 partitions, cleanup.policy=compact)."
+    )
 
 
 def test_topic_is_checked_once_for_each_prefix_of_a_client(bench: CoordinatorBench) -> None:

@@ -602,6 +602,7 @@ def test_error_of_a_wrong_option_is_one_line(tmp_path: Path) -> None:
     out = io.StringIO()
     assert main(["list", "--properties", str(tmp_path / "p"), "--bootstrap-servers", "h:1"], out) == 1
     assert out.getvalue().startswith("ConfigError: ")
+    assert out.getvalue().endswith(f" ({tmp_path / 'p'}, line 2)\n")
     assert out.getvalue().count("\n") == 1
 
 
