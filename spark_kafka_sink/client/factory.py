@@ -15,7 +15,7 @@ from spark_kafka_sink.client.seams import Selectable
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import BootstrapResolutionError
-from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.texts import one_line
 from spark_kafka_sink.network.sasl.login import AuthenticatorFactory
 from spark_kafka_sink.network.selector import Selector
 from spark_kafka_sink.network.tls import transport_factory

@@ -27,7 +27,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
     error_for_code,
 )
-from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.texts import one_line
 from spark_kafka_sink.protocol.metadata import MetadataRequest
 
 log = logging.getLogger(__name__)

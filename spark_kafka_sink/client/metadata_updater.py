@@ -18,7 +18,7 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
     error_for_code,
 )
-from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.texts import one_line
 from spark_kafka_sink.protocol.metadata import MetadataRequest
 from spark_kafka_sink.protocol.versions import Message, Request
 

@@ -28,7 +28,7 @@ from spark_kafka_sink.common.errors import (
     ProtocolError,
     UnsupportedVersionError,
 )
-from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.texts import one_line
 from spark_kafka_sink.common.version import SOFTWARE_NAME, VERSION
 from spark_kafka_sink.network.channel import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 from uuid import UUID
 
-from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.texts import one_line
 
 NO_NODE_ID = -1
 NO_LEADER_EPOCH = -1

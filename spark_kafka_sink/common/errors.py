@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final, TypeVar
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.texts import one_line
 
 E = TypeVar("E", bound="KafkaError")
 

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret
 
 _TRIMMED = "".join(map(chr, range(0x21)))
 """The characters that Kafka strips from a password: Java's `trim` strips only ASCII's blanks."""

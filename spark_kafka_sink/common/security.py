@@ -26,7 +26,7 @@ from typing import Final, Literal, NamedTuple
 from spark_kafka_sink.common import options as parsers
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import RefusalError, option
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret
 
 PLAIN_MODULE: Final = "PlainLoginModule"
 SCRAM_MODULE: Final = "ScramLoginModule"

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.secret import Secret
 from spark_kafka_sink.common.security import SecurityConfig, store_refusal
+from spark_kafka_sink.common.texts import Secret
 
 _BEGIN: Final = re.compile(r"-----BEGIN ([A-Z0-9 ]{1,64})-----")
 _LINE: Final = 64

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from spark_kafka_sink.common.errors import BootstrapResolutionError
-from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.texts import one_line
 
 _CONNECTING = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EINTR})
 WOULD_BLOCK: Final = -1

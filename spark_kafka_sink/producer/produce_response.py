@@ -31,7 +31,7 @@ from spark_kafka_sink.common.errors import (
     UnknownProducerIdError,
     error_for_code,
 )
-from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.texts import one_line
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata

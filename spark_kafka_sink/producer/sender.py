@@ -25,7 +25,7 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     ProducerClosedError,
 )
-from spark_kafka_sink.common.peer_text import one_line
+from spark_kafka_sink.common.texts import one_line
 from spark_kafka_sink.producer.idempotence import OutgoingRequest, ProducerIdentity
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.partitioner import NodeAvailability

@@ -20,8 +20,8 @@ from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.client.metadata_view import MetadataResponse
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.common.options import RefusalError
-from spark_kafka_sink.common.secret import Secret
 from spark_kafka_sink.common.security import parse_jaas_config
+from spark_kafka_sink.common.texts import Secret
 from spark_kafka_sink.network.channel import Channel
 from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator
 from spark_kafka_sink.network.sasl.gssapi import GssapiMechanism

@@ -15,7 +15,7 @@ from typing import Any
 from support.certificates import Authority
 from support.fake_clock import FakeClock
 
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret
 from spark_kafka_sink.network.sasl.oidc import ClientCredentials, OidcTokenProvider
 
 CANARY = "canary secret:%&"

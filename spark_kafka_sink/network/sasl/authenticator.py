@@ -22,8 +22,7 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
     error_for_code,
 )
-from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret, one_line
 from spark_kafka_sink.protocol.framing import correlation_id_of, encode_request, parse_response
 from spark_kafka_sink.protocol.handshake import ApiVersionsRequest, SaslAuthenticateRequest, SaslHandshakeRequest
 from spark_kafka_sink.protocol.versions import Message, MessageType, NodeApiVersions, Request, to_ms

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
 from spark_kafka_sink.common.errors import RetriableError, SaslAuthenticationError
-from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret, one_line
 
 _NO_SECURITY_LAYER: Final = 1
 _OUR_CHOICE: Final = bytes((_NO_SECURITY_LAYER, 0, 0, 0))

@@ -15,7 +15,7 @@ from typing import Final, Generic, TypeVar
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError, RetriableError
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret
 from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator, SaslMechanism, Step
 from spark_kafka_sink.network.sasl.aws_msk_iam import msk_token_provider, region_of
 from spark_kafka_sink.network.sasl.gssapi import GssapiMechanism, KerberosLogin

@@ -23,8 +23,7 @@ from spark_kafka_sink.common.errors import (
     RetriableError,
     SaslAuthenticationError,
 )
-from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret, one_line
 
 TokenProvider = Callable[[], tuple[str, int]]
 """Returns a new token and its end in ms since the epoch. It may block, and raise any error."""

@@ -21,8 +21,7 @@ from urllib.parse import quote_plus, urlencode, urlsplit
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import KafkaError, RetriableError, SaslAuthenticationError
-from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret, one_line
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from spark_kafka_sink.common.errors import ConfigError, SaslAuthenticationError
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret
 
 
 class PlainMechanism:

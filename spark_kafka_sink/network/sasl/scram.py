@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
 from spark_kafka_sink.common.errors import ConfigError, SaslAuthenticationError
-from spark_kafka_sink.common.peer_text import one_line
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret, one_line
 
 _FEWEST_ITERATIONS: Final = 4_096
 _MOST_ITERATIONS: Final = 1_000_000

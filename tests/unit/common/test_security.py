@@ -16,8 +16,8 @@ from spark_kafka_sink.common import options, security
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import parse_value, table_of
-from spark_kafka_sink.common.secret import Secret
 from spark_kafka_sink.common.security import SecurityConfig
+from spark_kafka_sink.common.texts import Secret
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"

@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from spark_kafka_sink.common.options import RefusalError
-from spark_kafka_sink.common.secret import Secret
 from spark_kafka_sink.common.security import PLAIN_MODULE, parse_jaas_config
+from spark_kafka_sink.common.texts import Secret
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 

@@ -23,7 +23,7 @@ from spark_kafka_sink.common.errors import (
     SaslAuthenticationError,
     UnsupportedSaslMechanismError,
 )
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret
 from spark_kafka_sink.network.sasl.authenticator import (
     FIRST_CORRELATION_ID,
     SaslAuthenticator,

@@ -16,7 +16,7 @@ from support.fake_clock import FakeClock
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError, RetriableError
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret
 from spark_kafka_sink.network.sasl import oidc
 from spark_kafka_sink.network.sasl.authenticator import SaslMechanism
 from spark_kafka_sink.network.sasl.aws_msk_iam import region_of

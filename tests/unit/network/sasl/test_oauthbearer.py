@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.fake_clock import FakeClock
 
 from spark_kafka_sink.common.errors import ConfigError, RetriableError, SaslAuthenticationError
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret
 from spark_kafka_sink.network.sasl.oauthbearer import OAuthBearerMechanism, RefreshRule, TokenCache
 
 TOKEN = "canary.token-1_x~/+=="

@@ -16,7 +16,7 @@ import pytest
 from support.token_endpoint import CANARY, Endpoint, answering, token_endpoint
 
 from spark_kafka_sink.common.errors import RetriableError, SaslAuthenticationError
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret
 from spark_kafka_sink.network.sasl.oidc import ClientCredentials, OidcTokenProvider
 
 

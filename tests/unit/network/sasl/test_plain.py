@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_kafka_sink.common.errors import ConfigError, SaslAuthenticationError
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret
 from spark_kafka_sink.network.sasl.plain import PlainMechanism
 
 

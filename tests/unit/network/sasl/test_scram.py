@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.scram_server import ScramServer
 
 from spark_kafka_sink.common.errors import ConfigError, SaslAuthenticationError
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret
 from spark_kafka_sink.network.sasl.scram import ScramSha256Mechanism, ScramSha512Mechanism, new_nonce
 
 PASSWORD = "pencil-canary"

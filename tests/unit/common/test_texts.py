@@ -1,10 +1,10 @@
-"""Text that must not be shown."""
+"""What logs and errors show of a text."""
 
 from __future__ import annotations
 
 import pickle
 
-from spark_kafka_sink.common.secret import Secret
+from spark_kafka_sink.common.texts import Secret
 
 
 def test_secret_is_shown_only_by_reveal() -> None:

@@ -1,6 +1,10 @@
-"""Text that must not be shown. Any thread."""
+"""What logs and errors show of a text: nothing of a secret, and one line of what a peer sent. No state; any thread."""
 
 from __future__ import annotations
+
+from typing import Final
+
+_LONGEST: Final = 500
 
 
 class Secret:
@@ -27,3 +31,9 @@ class Secret:
 
     def __hash__(self) -> int:
         return hash(self._text)
+
+
+def one_line(text: str) -> str:
+    """Return a peer's text without line breaks and control characters, cut after 500 characters."""
+    cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
+    return "".join(character if character.isprintable() else "?" for character in cut)
