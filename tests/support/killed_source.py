@@ -29,7 +29,7 @@ class KilledWriter(KafkaStreamWriter):
     @contextmanager
     def _driver(self) -> Iterator[ExactlyOnceDriver]:
         with super()._driver() as made:
-            yield KilledDriver(made.prefix, made._cluster, made._wall_ms)
+            yield KilledDriver(made.prefix, made._cluster, made._wall_ms, topic=made.topic)
 
     def write(self, iterator: Iterator[Any]) -> TaskWritten:
         report = super().write(iterator)

@@ -140,7 +140,9 @@ def test_full_refresh_writes_each_row_a_second_time(make_pipeline: MakePipeline,
 def test_full_refresh_after_a_kill_leaves_the_decided_batch_open(
     make_pipeline: MakePipeline, exactly_once: dict[str, str], tmp_path: Path
 ) -> None:
-    """The new prefix does not know of the old one. So readers wait for the timeout, or for an operator's `finish`."""
+    """The new prefixes do not know of the old ones. So readers wait for the timeout, or for an operator: `finish` for the
+    flow that had decided a batch, `abort` for the other one.
+    """
     pipeline = make_pipeline(exactly_once)
     rows = [row for number in range(2) for row in pipeline.write_file(FLOWS[number % 2], number)]
     killed = kill_between_decision_and_commit(pipeline, tmp_path / "killer")
@@ -149,7 +151,10 @@ def test_full_refresh_after_a_kill_leaves_the_decided_batch_open(
     servers, prefix = pipeline.options["kafka.bootstrap.servers"], pipeline.prefix(killed)
     assert open_transactions(servers, prefix)
     pipeline.operate("finish", prefix)
-    assert open_transactions(servers, prefix) == []
+    for flow in FLOWS:
+        if flow != killed:
+            pipeline.operate("abort", pipeline.prefix(flow))
+        assert open_transactions(servers, pipeline.prefix(flow)) == []
     found = Counter(visible(pipeline))
     assert set(found) == set(rows)
     assert set(found.values()) <= {1, 2}
