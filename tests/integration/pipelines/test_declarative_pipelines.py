@@ -128,7 +128,7 @@ def test_full_refresh_writes_each_row_a_second_time(make_pipeline: MakePipeline,
     pipeline = make_pipeline(exactly_once)
     rows = pipeline.write_file("first", 0) + pipeline.write_file("second", 1)
     pipeline.run()
-    pipeline.run("--full-refresh", "rows")
+    pipeline.run("--full-refresh-all")
     assert visible(pipeline) == sorted(rows * 2)
     check_all_is_committed(pipeline, version=1)
     more = pipeline.write_file("first", 2)
@@ -140,8 +140,8 @@ def test_full_refresh_writes_each_row_a_second_time(make_pipeline: MakePipeline,
 def test_full_refresh_after_a_kill_leaves_the_decided_batch_open(
     make_pipeline: MakePipeline, exactly_once: dict[str, str], tmp_path: Path
 ) -> None:
-    """The new prefixes do not know of the old ones. So readers wait for the timeout, or for an operator: `finish` for the
-    flow that had decided a batch, `abort` for the other one.
+    """The new prefixes do not know of the old ones. So readers wait for the timeout, or for an operator: `finish` for
+    the flow that had decided a batch, `abort` for the other one.
     """
     pipeline = make_pipeline(exactly_once)
     rows = [row for number in range(2) for row in pipeline.write_file(FLOWS[number % 2], number)]
