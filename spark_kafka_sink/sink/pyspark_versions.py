@@ -40,14 +40,14 @@ def _python() -> str:
 
 def is_older(version: str, oldest: str) -> bool:
     """Compare major and minor number. A vendor's version may have any end, such as 3.5.2-amzn-0 or 4.2.0.dev1."""
-    found, wanted = (re.match(r"(\d+)\.(\d+)", each) for each in (version, oldest))
-    if found is None or wanted is None:
+    found, required = (re.match(r"(\d+)\.(\d+)", each) for each in (version, oldest))
+    if found is None or required is None:
         return False
-    return tuple(map(int, found.groups())) < tuple(map(int, wanted.groups()))
+    return tuple(map(int, found.groups())) < tuple(map(int, required.groups()))
 
 
 def _pyspark() -> str:
-    """The version of PySpark. Raises ImportError if PySpark is missing or too old."""
+    """Return the version of PySpark. Raises ImportError if PySpark is missing or too old."""
     needs = f'KafkaSink and format("kafka_sink") need PySpark {OLDEST} or newer'
     try:
         version: str = import_module("pyspark").__version__
@@ -69,7 +69,7 @@ PYSPARK: Final = _pyspark()
 
 
 def no_data_sources(cause: ImportError) -> ImportError:
-    """The error for a PySpark without data sources in Python, whose import failed with `cause`."""
+    """Return the error for a PySpark without data sources in Python, whose import failed with `cause`."""
     return ImportError(
         f'format("kafka_sink") needs PySpark {OLDEST_WITH_FORMAT} or newer, and this is {PYSPARK}, which has'
         f" no data sources in Python ({cause}). These calls work: {CALLS_WITHOUT_FORMAT}."
@@ -77,13 +77,13 @@ def no_data_sources(cause: ImportError) -> ImportError:
 
 
 def has_arrow_writer(*, is_stream: bool) -> bool:
-    """Whether this PySpark gives Arrow batches to the writer of a stream, or of a batch write."""
+    """Return whether this PySpark gives Arrow batches to the writer of a stream, or of a batch write."""
     name = "DataSourceStreamArrowWriter" if is_stream else "DataSourceArrowWriter"
     return hasattr(import_module("pyspark.sql.datasource"), name)
 
 
 def map_in_arrow(df: DataFrame, write_task: WriteTask, schema: str) -> DataFrame:
-    """`df.mapInArrow`. Raises ImportError if the driver lacks a package that PySpark requires for it, mostly pandas."""
+    """Call `df.mapInArrow`. Raises ImportError if the driver lacks a package that PySpark needs, mostly pandas."""
     try:
         return df.mapInArrow(write_task, schema)
     except ImportError as error:

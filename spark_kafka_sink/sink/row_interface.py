@@ -32,7 +32,10 @@ _SPARKS_VARIABLE: Final = "iterator"
 
 
 def arrow_batches(rows: Iterable[Row]) -> Iterator[pa.RecordBatch] | None:
-    """The Arrow batches from which PySpark's generator would make `rows`; None if it is another one, or has started."""
+    """Return the Arrow batches from which PySpark's generator would make `rows`.
+
+    None if it is another generator, or has started.
+    """
     if not isinstance(rows, GeneratorType) or inspect.getgeneratorstate(rows) != inspect.GEN_CREATED:
         return None
     code = rows.gi_code
@@ -55,7 +58,7 @@ def write_rows(delivery: TaskDelivery, rows: Iterable[Row]) -> None:
 
 
 def _checked() -> Callable[[Row], Row]:
-    """A function that returns its row. Raises SchemaError if the row's timestamp is one of two times."""
+    """Return a function that returns its row, and raises SchemaError if the row's timestamp is one of two times."""
     numbers = iter(range(1 << 62))
 
     def check(row: Row) -> Row:
