@@ -1,5 +1,5 @@
 # make demo    runs the main job on real input, into an embedded broker
-# make test    checks format, lint and types, and runs the quick tests, in ten minutes
+# make test    checks format, lint and types, and runs the quick tests, in twelve minutes
 # make test-all also runs the slow tests, and those of the kernel under sanitizers (make sanitizers)
 # make faults  runs every row of the fault matrix. SEEDS=20 runs the rows that kill and freeze brokers with 20 seeds.
 #              KILLS=200 kills a driver of exactly-once delivery 200 times.
