@@ -238,15 +238,15 @@ def _refusal(request: Request, theirs: VersionRange | None) -> UnsupportedVersio
     needed = f"this request needs versions {VersionRange(oldest, latest)}"
     if theirs is not None and theirs.oldest > latest and theirs.latest >= theirs.oldest:
         return UnsupportedVersionError(
-            f"The node speaks versions {theirs} of {name}; {needed}. The node is newer than this client: upgrade"
+            f"The node supports versions {theirs} of {name}; {needed}. The node is newer than this client: upgrade"
             " spark-kafka-sink."
         )
     if theirs is None:
-        lack = f"The node does not speak {name} at all"
+        lack = f"The node does not support {name} at all"
     elif theirs.oldest > theirs.latest or theirs.latest < 0:
         lack = f"The node claims versions {theirs} of {name}, which hold no version"
     else:
-        lack = f"The node speaks versions {theirs} of {name}"
+        lack = f"The node supports versions {theirs} of {name}"
     release = first_release(request.api_key, oldest)
     if not request.purpose:
         return UnsupportedVersionError(f"{lack}; {needed}: Kafka {release} or newer.")

@@ -266,6 +266,6 @@ def test_listing_before_kafka_3_0_names_release_and_node_once(bench: Coordinator
     with pytest.raises(UnsupportedVersionError) as refused:
         bench.coordinator.transactions.list_transactions(bench.timer())
     text = str(refused.value)
-    assert "delivery.guarantee=exactly-once needs Kafka 3.0 or newer. The node does not speak LIST_TRANSACTIONS" in text
+    assert "exactly-once needs Kafka 3.0 or newer. The node does not support LIST_TRANSACTIONS" in text
     assert text.count("broker-") == 1
     assert "Node " not in text

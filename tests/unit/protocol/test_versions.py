@@ -36,7 +36,7 @@ def test_highest_common_version_is_used() -> None:
 
 def test_limits_of_the_request_count() -> None:
     assert versions_of({26: (0, 5)}).usable_version(EndTxnRequest("t", 1, 1, True, transaction_version=1)) == 4
-    with pytest.raises(UnsupportedVersionError, match=r"speaks versions 0 to 5 of PRODUCE.* needs versions 7 to 12"):
+    with pytest.raises(UnsupportedVersionError, match=r"supports versions 0 to 5 of PRODUCE.* needs versions 7 to 12"):
         versions_of({0: (0, 5)}).usable_version(ProduceRequest(-1, 1, {}, has_zstd=True))
 
 
@@ -48,7 +48,7 @@ def test_no_version_in_common_names_the_api_and_both_ranges(theirs: tuple[int, i
 
 
 def test_missing_api_of_the_node_is_named() -> None:
-    with pytest.raises(UnsupportedVersionError, match="does not speak METADATA"):
+    with pytest.raises(UnsupportedVersionError, match="does not support METADATA"):
         versions_of({0: (0, 9)}).usable_version(MetadataRequest(None))
 
 
@@ -113,17 +113,17 @@ def test_api_named_twice_has_the_versions_of_both_ranges() -> None:
         (
             {0: (0, 9)},
             MetadataRequest(None),
-            "does not speak METADATA (api 3) at all; this request needs versions 4 to 13: Kafka",
+            "does not support METADATA (api 3) at all; this request needs versions 4 to 13: Kafka",
         ),
         (
             {0: (0, 9)},
             ListTransactionsRequest(),
-            "delivery.guarantee=exactly-once needs Kafka 3.0 or newer. The node does not speak LIST_TRANSACTIONS",
+            "delivery.guarantee=exactly-once needs Kafka 3.0 or newer. The node does not support LIST_TRANSACTIONS",
         ),
         (
             {0: (0, 9)},
             DescribeTransactionsRequest(("P/driver",)),
-            "delivery.guarantee=exactly-once needs Kafka 3.0 or newer. The node does not speak DESCRIBE_TRANSACTIONS",
+            "delivery.guarantee=exactly-once needs Kafka 3.0 or newer. The node does not support DESCRIBE_TRANSACTIONS",
         ),
         ({3: (14, 15)}, MetadataRequest(None), "The node is newer than this client: upgrade spark-kafka-sink."),
     ],
