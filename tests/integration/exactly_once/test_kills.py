@@ -13,7 +13,8 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +38,30 @@ KILLS = int(os.environ.get("EXACTLY_ONCE_KILLS", "12"))
 SEED = int(os.environ.get("EXACTLY_ONCE_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
 
 
-def start(servers: str, topic: str, checkpoint: Path, *more: str) -> subprocess.Popen[str]:
+@contextmanager
+def started(servers: str, topic: str, checkpoint: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """A driver in a process of its own, which is killed at the end if it still runs."""
     arguments = ["--servers", servers, "--topic", topic, "--checkpoint", str(checkpoint), *more]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "support.killed_query", *arguments],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
         stdout=subprocess.PIPE,
         text=True,
     )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_drivers_killed_at_any_time_lose_and_duplicate_nothing(
     servers: str, three_partitions: str, tmp_path: Path
 ) -> None:
-    process = start(servers, three_partitions, tmp_path / "c", "--kills", str(KILLS), "--seed", str(SEED))
-    said, _ = process.communicate(timeout=60 + 5 * KILLS)
+    arguments = ("--kills", str(KILLS), "--seed", str(SEED))
+    with started(servers, three_partitions, tmp_path / "c", *arguments) as process:
+        said, _ = process.communicate(timeout=60 + 5 * KILLS)
     assert process.returncode == 0, f"seed {SEED}"
     result = json.loads(said)
     print(f"seed {SEED}: {result}")
@@ -81,19 +90,17 @@ def test_brokers_killed_at_any_time_lose_and_duplicate_nothing(
     kafka.create_topic("t", 3)
     query = Query(kafka.bootstrap_servers, "t", tmp_path / "c")
     for number in range(max(2, KILLS // 6)):
-        process = start(kafka.bootstrap_servers, "t", tmp_path / "c", "--batches", "1000000")
-        await_batch(query, process, query.finished())
-        time.sleep(rng.random())
-        kafka.kill_node(1)
-        time.sleep(rng.random())
-        before = query.finished()
-        kafka.start_node(1)
-        await_batch(query, process, before)
-        process.kill()
-        process.communicate()
+        with started(kafka.bootstrap_servers, "t", tmp_path / "c", "--batches", "1000000") as process:
+            await_batch(query, process, query.finished())
+            time.sleep(rng.random())
+            kafka.kill_node(1)
+            time.sleep(rng.random())
+            before = query.finished()
+            kafka.start_node(1)
+            await_batch(query, process, before)
         assert process.returncode in (-9, 1), f"seed {SEED}, kill {number}"  # 1: its batch failed, as it would in Spark
-    process = start(kafka.bootstrap_servers, "t", tmp_path / "c", "--batches", "2")
-    process.communicate(timeout=120)
+    with started(kafka.bootstrap_servers, "t", tmp_path / "c", "--batches", "2") as process:
+        process.communicate(timeout=120)
     assert process.returncode == 0, f"seed {SEED}"
     try:
         check_content(kafka.bootstrap_servers, "t", query.finished() * query.rows, KEYS)
