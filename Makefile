@@ -158,10 +158,10 @@ dist:
 	@$(DIST)/bin/python $(INSTALL) --requirement release/requirements.txt
 	$(if $(URL),SPARK_KAFKA_SINK_URL=$(URL)) $(DIST)/bin/python -m release.build_wheels
 
-# make dist-test PYTHONS="python3.11 python3.14" PYSPARK=4.1.4   writes with the packages of dist/ in new environments of these
-# Pythons, in which this PySpark is installed before
+# make dist-test PYTHONS="python3.11 python3.14" PYSPARK="4.1.4 3.5.9"   writes with the packages of dist/ in new environments of
+# these Pythons, in which PySpark is installed before: the first version for each Python, the others for the first Python
 dist-test:
-	$(PYTHON) -m release.try_wheels --source $(if $(PYSPARK),--pyspark $(PYSPARK)) $(or $(PYTHONS),$(PYTHON))
+	$(PYTHON) -m release.try_wheels --source $(PYSPARK:%=--pyspark %) $(or $(PYTHONS),$(PYTHON))
 
 # Execute the notebook of examples/. It needs Jupyter's kernel, which make setup does not install.
 notebook: $(SETUP)

@@ -1,9 +1,10 @@
 """Install the packages of dist/ beside a PySpark that is already there, and write with them: see `make dist-test`.
 
-For each Python given, in a new environment: the wheel in pure Python, and the wheel that pip chooses for this machine.
+For each Python given, in a new environment with PySpark and pandas, which PySpark's mapInArrow needs: the wheel in pure
+Python, and the wheel that pip chooses for this machine. More versions of PySpark are tried with the first Python.
 With `--source`, for the first Python also the wheels that pip builds from the source distribution, with and without a C
 compiler, and tests of the source. This package comes from dist/ only, its dependencies from the package index.
-Each package runs README's batch into an embedded Kafka, and librdkafka counts the records.
+Each package runs README's batch and README's stream into an embedded Kafka, and librdkafka counts the records.
 Ends with an error if a write fails, if PySpark has changed, or if a kernel is missing or where none belongs.
 """
 
@@ -141,13 +142,20 @@ def embedded_kafka(environment: Environment) -> Iterator[Broker]:
             process.terminate()
 
 
-def write_faults(facts: Mapping[str, Any], *, kernel: bool, pyspark: str, folder: Path, counted: int) -> list[str]:
-    """Return what is wrong with a write. `facts`: the output of use_package.py. `folder`: that of the environment."""
+def write_faults(
+    facts: Mapping[str, Any], *, kernel: bool, pyspark: str, folder: Path, counted: int, counted_of_stream: int | None
+) -> list[str]:
+    """Return what is wrong with a write. `facts`: the output of use_package.py. `folder`: that of the environment.
+    `counted` and `counted_of_stream`: the committed records; None where PySpark has no `format` for a stream.
+    """
     faults = [] if facts["pyspark"] == pyspark else [f"has PySpark {facts['pyspark']}, no longer {pyspark}"]
     faults += [] if facts["kernel"] is kernel else ["has no kernel" if kernel else "has a kernel"]
     faults += [] if Path(facts["folder"]).is_relative_to(folder) else [f"runs from {facts['folder']}"]
     if not facts["records"] == counted == RECORDS:
         faults.append(f"reports {facts['records']} records, and the topic has {counted}, not {RECORDS}")
+    streamed = facts["streamed"]
+    if (streamed is None) is not (counted_of_stream is None) or (streamed or 0) > (counted_of_stream or 0):
+        faults.append(f"streams {streamed} rows, and the topic has {counted_of_stream}")
     return faults
 
 
@@ -171,7 +179,7 @@ class Trial:
     def prepare(cls, interpreter: str, dist: Path, folder: Path, pyspark: str, *, source: bool) -> Trial:
         """Install PySpark, then the first wheel with all that it needs. `source`: also build from the source."""
         environment = Environment.make(interpreter, folder)
-        environment.python(*PIP, "install", f"pyspark=={pyspark}")
+        environment.python(*PIP, "install", f"pyspark=={pyspark}", "pandas<3")
         candidates = [
             Candidate(environment.choose(dist, "pure"), kernel=False, how="pure"),
             Candidate(environment.choose(dist, "kernel"), kernel=True, how="kernel"),
@@ -194,12 +202,20 @@ class Trial:
             said = self.environment.python("-P", RELEASE / "use_package.py", broker.address, topic)
             facts = json.loads(said.splitlines()[-1])
             counted = broker.count(topic)
-            folder = self.environment.folder
-            faults = write_faults(facts, kernel=kernel, pyspark=self.pyspark, folder=folder, counted=counted)
+            of_stream = None if self.pyspark.startswith("3.") else broker.count(f"{topic}-stream")
+            faults = write_faults(
+                facts,
+                kernel=kernel,
+                pyspark=self.pyspark,
+                folder=self.environment.folder,
+                counted=counted,
+                counted_of_stream=of_stream,
+            )
             said = f"{wheel.name} ({how}), Python {facts['python']}, PySpark {facts['pyspark']}"
             if faults:
                 raise RuntimeError(f"{said} {' and '.join(faults)}")
-            print(f"{said}: {counted} records, {'compiled kernel' if kernel else 'numpy'}", flush=True)
+            streamed = "" if of_stream is None else f" and {of_stream} of a stream"
+            print(f"{said}: {counted} records{streamed}, {'compiled kernel' if kernel else 'numpy'}", flush=True)
 
 
 def try_source(dist: Path, work: Path) -> None:
@@ -217,16 +233,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pythons", nargs="+", help="interpreters, as paths or names")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
-    parser.add_argument("--pyspark", default="4.1.4", help="the version that is there before; not the newest")
+    parser.add_argument(
+        "--pyspark",
+        action="append",
+        help="a version that is there before; not the newest. May be given more than once (default: 4.1.4)",
+    )
     parser.add_argument("--source", action="store_true", help="also try the source distribution")
     arguments = parser.parse_args()
     dist, work, began = arguments.dist.resolve(), ROOT / "build" / "dist-test", time.monotonic()
     shutil.rmtree(work, ignore_errors=True)
     print("Installing into new environments", flush=True)
     environment = prepare_broker(arguments.pythons[0], dist, work / "broker")
+    first, *others = arguments.pyspark or ["4.1.4"]
+    pairs = [(python, first) for python in arguments.pythons] + [(arguments.pythons[0], other) for other in others]
     trials = [
-        Trial.prepare(python, dist, work / f"python-{at}", arguments.pyspark, source=arguments.source and at == 0)
-        for at, python in enumerate(arguments.pythons)
+        Trial.prepare(python, dist, work / f"environment-{at}", pyspark, source=arguments.source and at == 0)
+        for at, (python, pyspark) in enumerate(pairs)
     ]
     with embedded_kafka(environment) as broker:
         for trial in trials:
