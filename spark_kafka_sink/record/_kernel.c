@@ -482,7 +482,7 @@ static int start_module(PyObject *module)
     own->chunk_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &chunk_spec, NULL);
     if (own->chunk_type == NULL || PyModule_AddType(module, own->chunk_type) < 0)
         return -1;
-    return add_row_taker(module);
+    return add_row_taker(module) < 0 ? -1 : add_encode_rows(module);
 }
 
 static int visit_module(PyObject *module, visitproc visit, void *arg)

@@ -9,4 +9,7 @@
 /* Adds the type RowTaker. Returns -1 with an exception if that fails. */
 int add_row_taker(PyObject *module);
 
+/* Adds `encode_rows`, of serialization/. Returns -1 with an exception if that fails. */
+int add_encode_rows(PyObject *module);
+
 #endif

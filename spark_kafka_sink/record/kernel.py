@@ -1,4 +1,4 @@
-"""The compiled kernel (`_kernel.c`, `_rows.c`), loaded once. None if it was not compiled.
+"""The compiled kernel (`_kernel.c`, `_rows.c`, and those of serialization/), loaded once. None if it was not compiled.
 
 The kernel's `RowTaker` turns rows of Python values into lists of cells, one list for each column. It takes rows of one
 layout: rows of one type of tuples that have their names as `__fields__`, and dicts. While the iterator stands at a row,

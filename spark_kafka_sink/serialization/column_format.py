@@ -49,7 +49,7 @@ class ColumnFormat:
     message: str | None = None
     """Protobuf: the name of the message in the schema."""
     prefix: bytes = b""
-    """What stands before each value that is not null: the schema's id in the registry, and Protobuf's message indexes."""
+    """What stands before each value that is not null: the schema's id in the registry, Protobuf's message indexes."""
     header: tuple[str, bytes] | None = None
     """The header of each record whose value is not null (schema.id.location=header), or None."""
     json: JsonOptions = JsonOptions()

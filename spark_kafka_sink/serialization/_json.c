@@ -1,0 +1,523 @@
+/* Values as the JSON of Spark's to_json (JacksonGenerator): see json_text.py for the form of each type. */
+#include "_columns.h"
+
+static inline uint8_t *put_text(uint8_t *at, const char *text, size_t length)
+{
+    memcpy(at, text, length);
+    return at + length;
+}
+
+/* ---- text --------------------------------------------------------------------------------------------------------- */
+
+static const char HEX[] = "0123456789ABCDEF";
+
+/* What stands behind the backslash, for bytes below 128: 0 for none, 'u' for \u00XX. */
+static const char ESCAPES[128] = {
+    'u', 'u', 'u', 'u', 'u', 'u', 'u', 'u', 'b', 't', 'n', 'u', 'f', 'r', 'u', 'u', 'u', 'u', 'u', 'u', 'u', 'u',
+    'u', 'u', 'u', 'u', 'u', 'u', 'u', 'u', 'u', 'u', ['"'] = '"', ['\\'] = '\\'};
+
+/* Bytes of these 8 that need more than a copy have their highest bit set in the result. So may bytes above the first of
+ * them; the first is exact. */
+static inline uint64_t unusual(uint64_t word)
+{
+    const uint64_t ones = 0x0101010101010101u, tops = 0x8080808080808080u;
+    uint64_t quote = word ^ ones * '"', backslash = word ^ ones * '\\';
+    return ((((word - ones * 32) | (quote - ones) | (backslash - ones)) & ~word) | word) & tops;
+}
+
+static inline int is_continuation(const uint8_t *at, const uint8_t *end) { return at < end && (*at & 0xC0) == 0x80; }
+
+/* Returns how many bytes at `at`, the first of them at least 128, belong together. `*is_valid` says whether they are a
+ * character. If not, one U+FFFD replaces them: that many bytes as Java's decoder takes for one. */
+static int64_t character_at(const uint8_t *at, const uint8_t *end, int *is_good)
+{
+    int lead = at[0], more;
+    *is_good = 0;
+    if (lead < 0xC2 || lead > 0xF4)
+        return 1;
+    more = lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : 3;
+    if (!is_continuation(at + 1, end) || (lead == 0xE0 && at[1] < 0xA0) || (lead == 0xF0 && at[1] < 0x90)
+        || (lead == 0xF4 && at[1] > 0x8F))
+        return 1;
+    for (int index = 2; index <= more; index++)
+        if (!is_continuation(at + index, end))
+            return index;
+    *is_good = !(lead == 0xED && at[1] >= 0xA0); /* not a half of a surrogate pair */
+    return more + 1;
+}
+
+/* Writes what follows at `from` up to the next plain byte. `*from` moves on. Needs 6 bytes for each byte that it takes. */
+static uint8_t *put_escaped(const uint8_t **from, const uint8_t *end, uint8_t *at)
+{
+    const uint8_t *text = *from;
+    if (*text < 128) {
+        char escape = ESCAPES[*text];
+        *at++ = '\\';
+        *at++ = (uint8_t)escape;
+        if (escape == 'u') {
+            at = put_text(at, "00", 2);
+            *at++ = (uint8_t)HEX[*text >> 4];
+            *at++ = (uint8_t)HEX[*text & 15];
+        }
+        *from = text + 1;
+        return at;
+    }
+    int is_good;
+    int64_t size = character_at(text, end, &is_good);
+    *from = text + size;
+    if (!is_good)
+        return put_text(at, "\xEF\xBF\xBD", 3);
+    memcpy(at, text, (size_t)size);
+    return at + size;
+}
+
+static inline int64_t first_of(uint64_t marks)
+{
+#ifdef __GNUC__
+    return __builtin_ctzll(marks) >> 3;
+#else
+    int64_t index = 0;
+    for (; !(marks & 0x80); marks >>= 8)
+        index++;
+    return index;
+#endif
+}
+
+/* Writes text between quotes. */
+static inline uint8_t *put_string(writer *to, const node *of, const uint8_t *text, int64_t length, uint8_t *at)
+{
+    const uint8_t *end = text + length;
+    if (UNLIKELY(to->end - at < length + ROOM)) /* as long as it is copied, it needs no more */
+        return refused(to, of, FULL);
+    *at++ = '"';
+    while (text < end) {
+        while (end - text >= 8) {
+            uint64_t word = u64_at(text, 0), marks = unusual(word);
+            memcpy(at, &word, 8);
+            if (UNLIKELY(marks != 0)) {
+                int64_t plain = first_of(marks);
+                text += plain;
+                at += plain;
+                goto escape;
+            }
+            text += 8;
+            at += 8;
+        }
+        while (text < end && *text < 128 && ESCAPES[*text] == 0)
+            *at++ = *text++;
+        if (text == end)
+            break;
+    escape:
+        at = put_escaped(&text, end, at);
+        if (UNLIKELY(to->end - at < end - text + ROOM))
+            return refused(to, of, FULL);
+    }
+    *at++ = '"';
+    return at;
+}
+
+static uint8_t *put_base64(writer *to, const node *of, const uint8_t *bytes, int64_t length, uint8_t *at)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    if (to->end - at < length / 3 * 4 + ROOM)
+        return refused(to, of, FULL);
+    *at++ = '"';
+    for (; length > 0; bytes += 3, length -= 3) {
+        uint32_t three = (uint32_t)bytes[0] << 16;
+        if (length > 1)
+            three |= (uint32_t)bytes[1] << 8;
+        if (length > 2)
+            three |= bytes[2];
+        at[0] = (uint8_t)digits[three >> 18];
+        at[1] = (uint8_t)digits[three >> 12 & 63];
+        at[2] = length > 1 ? (uint8_t)digits[three >> 6 & 63] : '=';
+        at[3] = length > 2 ? (uint8_t)digits[three & 63] : '=';
+        at += 4;
+    }
+    *at++ = '"';
+    return at;
+}
+
+/* ---- numbers ------------------------------------------------------------------------------------------------------ */
+
+static inline uint8_t *put_integer(const node *of, int64_t number, uint8_t *at)
+{
+    uint64_t size = (uint64_t)number;
+    if (number < 0 && of->op != U64) {
+        *at++ = '-';
+        size = 0 - size;
+    }
+    return put_digits(at, size);
+}
+
+/* Writes the digits of a number of 128 bits, and returns where they end. */
+static uint8_t *put_long_digits(uint8_t *at, uint64_t high, uint64_t low)
+{
+    if (high == 0)
+        return put_digits(at, low);
+    uint32_t limbs[4] = {(uint32_t)(high >> 32), (uint32_t)high, (uint32_t)(low >> 32), (uint32_t)low};
+    uint8_t digits[45], *first = digits + sizeof digits;
+    for (int group = 0; group < 5; group++) { /* 9 digits each, the last first */
+        uint64_t rest = 0;
+        for (int limb = 0; limb < 4; limb++) {
+            rest = rest << 32 | limbs[limb];
+            limbs[limb] = (uint32_t)(rest / 1000000000);
+            rest %= 1000000000;
+        }
+        for (int digit = 0; digit < 9; digit++, rest /= 10)
+            *--first = (uint8_t)('0' + rest % 10);
+    }
+    while (*first == '0')
+        first++;
+    size_t count = (size_t)(digits + sizeof digits - first);
+    memcpy(at, first, count);
+    return at + count;
+}
+
+/* BigDecimal.toString: `other` is the scale, at least -200 and at most 200. */
+static uint8_t *put_decimal(const node *of, int64_t row, uint8_t *at)
+{
+    int64_t high, scale = of->other;
+    uint64_t low;
+    decimal_at(of, row, &high, &low);
+    if (high < 0) {
+        *at++ = '-';
+        low = 0 - low;
+        high = ~high + (low == 0);
+    }
+    uint8_t *first = at;
+    at = put_long_digits(at, (uint64_t)high, low);
+    int64_t count = at - first, exponent = count - 1 - scale;
+    if (scale == 0)
+        return at;
+    if (scale > 0 && exponent >= -6) {
+        int64_t zeros = scale - count + 1; /* before the digits, so that one stands before the point */
+        if (zeros > 0) {
+            memmove(first + zeros, first, (size_t)count);
+            memset(first, '0', (size_t)zeros);
+            at += zeros;
+        }
+        memmove(at - scale + 1, at - scale, (size_t)scale);
+        at[-scale] = '.';
+        return at + 1;
+    }
+    if (count > 1) {
+        memmove(first + 2, first + 1, (size_t)count - 1);
+        first[1] = '.';
+        at++;
+    }
+    if (exponent != 0) {
+        *at++ = 'E';
+        *at++ = exponent < 0 ? '-' : '+';
+        at = put_digits(at, (uint64_t)(exponent < 0 ? -exponent : exponent));
+    }
+    return at;
+}
+
+/* ---- times -------------------------------------------------------------------------------------------------------- */
+
+static const int64_t DAY = 86400;
+static const int64_t FOUR_CENTURIES = 146097 * (int64_t)86400;
+static const int64_t FURTHEST = (int64_t)1 << 45; /* seconds: a million years */
+
+static inline uint8_t *put_two(uint8_t *at, int64_t number)
+{
+    at[0] = (uint8_t)('0' + number / 10);
+    at[1] = (uint8_t)('0' + number % 10);
+    return at + 2;
+}
+
+static inline uint8_t *put_three(uint8_t *at, int64_t number)
+{
+    *at = (uint8_t)('0' + number / 100);
+    return put_two(at + 1, number % 100);
+}
+
+/* yyyy-MM-dd of the proleptic Gregorian calendar, by eras of 400 years that begin on 1 March. */
+static uint8_t *put_date(uint8_t *at, int64_t days)
+{
+    int64_t shifted = days + 719468, era = floor_divided(shifted, 146097), of_era = shifted - era * 146097;
+    int64_t year_of_era = (of_era - of_era / 1460 + of_era / 36524 - of_era / 146096) / 365;
+    int64_t day = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100), month = (5 * day + 2) / 153;
+    day -= (153 * month + 2) / 5 - 1;
+    month += month < 10 ? 3 : -9;
+    int64_t year = era * 400 + year_of_era + (month <= 2);
+    if (year < 0) {
+        *at++ = '-';
+        year = -year;
+    } else if (year > 9999)
+        *at++ = '+';
+    if (year > 9999)
+        at = put_digits(at, (uint64_t)year);
+    else
+        at = put_two(put_two(at, year / 100), year % 100);
+    *at++ = '-';
+    at = put_two(at, month);
+    *at++ = '-';
+    return put_two(at, day);
+}
+
+static inline uint8_t *put_clock(uint8_t *at, int64_t seconds)
+{
+    at = put_two(at, seconds / 3600);
+    *at++ = ':';
+    at = put_two(at, seconds / 60 % 60);
+    *at++ = ':';
+    return put_two(at, seconds % 60);
+}
+
+/* The seconds that a zone is ahead of UTC. `extra`: pairs of 64 bits: from when, and how far. The first begins before
+ * all times. After the last time, `other`, the last four centuries repeat. */
+static int64_t zone_offset(const node *of, int64_t seconds)
+{
+    int64_t low = 0, high = of->extra_size / 16;
+    if (seconds >= of->other)
+        seconds = of->other - FOUR_CENTURIES + (seconds - of->other) % FOUR_CENTURIES;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (i64_at(of->extra, 2 * middle) <= seconds)
+            low = middle;
+        else
+            high = middle;
+    }
+    return i64_at(of->extra, 2 * low + 1);
+}
+
+static uint8_t *put_offset(uint8_t *at, int64_t offset)
+{
+    if (offset == 0) {
+        *at++ = 'Z';
+        return at;
+    }
+    *at++ = offset < 0 ? '-' : '+';
+    uint8_t *end = put_clock(at, offset < 0 ? -offset : offset);
+    return offset % 60 == 0 ? end - 3 : end;
+}
+
+/* `arg`: units in a second. Without `extra` there is no zone. */
+static uint8_t *put_timestamp(writer *to, const node *of, int64_t number, uint8_t *at)
+{
+    int64_t seconds = floor_divided(number, of->arg), offset = 0;
+    int64_t units = number - seconds * of->arg;
+    int64_t millis = of->arg >= 1000 ? units / (of->arg / 1000) : units * 1000 / of->arg;
+    if (seconds > FURTHEST || seconds < -FURTHEST)
+        return refused(to, of, OUT_OF_RANGE);
+    if (of->extra_size > 0) {
+        offset = zone_offset(of, seconds);
+        seconds += offset;
+    }
+    int64_t days = floor_divided(seconds, DAY);
+    *at++ = '"';
+    at = put_date(at, days);
+    *at++ = 'T';
+    at = put_clock(at, seconds - days * DAY);
+    *at++ = '.';
+    at = put_three(at, millis);
+    if (of->extra_size > 0)
+        at = put_offset(at, offset);
+    *at++ = '"';
+    return at;
+}
+
+/* A point and the digits of a fraction of a second, without zeros at the end; nothing if it is 0. */
+static uint8_t *put_fraction(uint8_t *at, int64_t units, int64_t in_a_second)
+{
+    if (units == 0)
+        return at;
+    *at++ = '.';
+    while (units > 0) {
+        units *= 10;
+        *at++ = (uint8_t)('0' + units / in_a_second);
+        units %= in_a_second;
+    }
+    return at;
+}
+
+static uint8_t *put_time(writer *to, const node *of, int64_t number, uint8_t *at)
+{
+    if (number < 0 || number >= DAY * of->arg)
+        return refused(to, of, OUT_OF_RANGE);
+    *at++ = '"';
+    at = put_clock(at, number / of->arg);
+    at = put_fraction(at, number % of->arg, of->arg);
+    *at++ = '"';
+    return at;
+}
+
+static uint8_t *put_interval(const node *of, int64_t number, uint8_t *at)
+{
+    uint64_t size = number < 0 ? 0 - (uint64_t)number : (uint64_t)number, unit = (uint64_t)of->arg;
+    uint64_t seconds = size / unit;
+    at = put_text(at, "\"INTERVAL '", 11);
+    if (number < 0)
+        *at++ = '-';
+    at = put_digits(at, seconds / (uint64_t)DAY);
+    *at++ = ' ';
+    at = put_clock(at, (int64_t)(seconds % (uint64_t)DAY));
+    at = put_fraction(at, (int64_t)(size % unit), of->arg);
+    return put_text(at, "' DAY TO SECOND\"", 16);
+}
+
+static uint8_t *put_number(writer *to, const node *of, int64_t number, uint8_t *at)
+{
+    switch (of->how) {
+    case DATE:
+        *at++ = '"';
+        at = put_date(at, of->op == I64 ? floor_divided(number, of->arg) : number);
+        *at++ = '"';
+        return at;
+    case TIMESTAMP: return put_timestamp(to, of, number, at);
+    case TIME: return put_time(to, of, number, at);
+    case INTERVAL: return put_interval(of, number, at);
+    default: return put_integer(of, number, at);
+    }
+}
+
+/* ---- values ------------------------------------------------------------------------------------------------------- */
+
+static uint8_t *put_value_at(writer *to, const node *of, int64_t row, uint8_t *at);
+
+static uint8_t *put_struct(writer *to, const node *of, int64_t row, uint8_t *at)
+{
+    uint8_t *start = at;
+    for (int64_t index = 0; index < of->count; index++) {
+        const node *child = of->children + index, *value = child;
+        int64_t place = row;
+        int is_there = value->op == DICT ? found(&value, &place) : is_valid(value, place);
+        if (is_there == 0 && of->how == WITHOUT_NULLS)
+            continue;
+        if (UNLIKELY(is_there < 0))
+            return refused(to, child, CORRUPT);
+        if (UNLIKELY(to->end - at < child->name_size + ROOM))
+            return refused(to, child, FULL);
+        memcpy(at, child->name, (size_t)child->name_size);
+        at += child->name_size;
+        if (is_there == 0)
+            at = put_text(at, "null", 4);
+        else if ((at = put_value_at(to, value, place, at)) == NULL)
+            return NULL;
+    }
+    if (at == start)
+        *at++ = '{'; /* else the first name's comma becomes it */
+    *start = '{';
+    if (UNLIKELY(to->end - at < ROOM))
+        return refused(to, of, FULL);
+    *at++ = '}';
+    return at;
+}
+
+static uint8_t *put_list(writer *to, const node *of, int64_t row, uint8_t *at)
+{
+    int64_t start, end;
+    if (!elements_at(of, row, &start, &end))
+        return refused(to, of, CORRUPT);
+    *at++ = '[';
+    for (int64_t element = start; element < end; element++) {
+        if (element > start)
+            *at++ = ',';
+        if ((at = put_json(to, of->children, element, at)) == NULL)
+            return NULL;
+        if (UNLIKELY(to->end - at < ROOM))
+            return refused(to, of, FULL);
+    }
+    *at++ = ']';
+    return at;
+}
+
+/* A key that is no text stands between quotes, as it is printed. */
+static uint8_t *put_key(writer *to, const node *of, int64_t row, uint8_t *at)
+{
+    const node *key = of;
+    int is_there = found(&key, &row);
+    if (is_there <= 0)
+        return refused(to, of, is_there == 0 ? IS_NULL : CORRUPT);
+    switch (key->op) {
+    case TEXT32:
+    case TEXT64:
+    case TEXT_VIEW: return put_value_at(to, key, row, at);
+    default: break;
+    }
+    uint8_t *start = at;
+    if ((at = put_value_at(to, key, row, at + 1)) == NULL)
+        return NULL;
+    if (start[1] == '"') { /* NaN and infinity have quotes already */
+        memmove(start, start + 1, (size_t)(at - start - 1));
+        return at - 1;
+    }
+    *start = '"';
+    *at++ = '"';
+    return at;
+}
+
+static uint8_t *put_map(writer *to, const node *of, int64_t row, uint8_t *at)
+{
+    int64_t start, end;
+    if (!elements_at(of, row, &start, &end))
+        return refused(to, of, CORRUPT);
+    *at++ = '{';
+    for (int64_t entry = start; entry < end; entry++) {
+        if (entry > start)
+            *at++ = ',';
+        if ((at = put_key(to, of->children, entry, at)) == NULL)
+            return NULL;
+        *at++ = ':'; /* a key leaves room for it */
+        if ((at = put_json(to, of->children + 1, entry, at)) == NULL)
+            return NULL;
+        if (UNLIKELY(to->end - at < ROOM))
+            return refused(to, of, FULL);
+    }
+    *at++ = '}';
+    return at;
+}
+
+static uint8_t *put_bytes(writer *to, const node *of, int64_t row, uint8_t *at)
+{
+    const uint8_t *bytes = NULL;
+    int64_t length = bytes_at(of, row, &bytes);
+    if (UNLIKELY(length < 0))
+        return refused(to, of, CORRUPT);
+    if (of->op <= TEXT_VIEW)
+        return put_string(to, of, bytes, length, at);
+    return put_base64(to, of, bytes, length, at);
+}
+
+/* The value is not null and no entry of a dictionary. */
+static uint8_t *put_value_at(writer *to, const node *of, int64_t row, uint8_t *at)
+{
+    switch (of->op) {
+    case F64: return put_double(at, f64_at(of->values, row), to->powers, 1);
+    case F32: return put_float(at, f32_at(of->values, row), to->powers, 1);
+    case F16: return put_float(at, half_at(of->values, row), to->powers, 1);
+    case BOOL: return is_true(of, row) ? put_text(at, "true", 4) : put_text(at, "false", 5);
+    case I8:
+    case I16:
+    case I32:
+    case I64:
+    case U8:
+    case U16:
+    case U32:
+    case U64: return put_number(to, of, integer_at(of, row), at);
+    case TEXT32:
+    case TEXT64:
+    case TEXT_VIEW:
+    case BYTES32:
+    case BYTES64:
+    case BYTES_VIEW:
+    case BYTES_FIXED: return put_bytes(to, of, row, at);
+    case DECIMAL: return put_decimal(of, row, at);
+    case STRUCT: return put_struct(to, of, row, at);
+    case MAP: return put_map(to, of, row, at);
+    default: return put_list(to, of, row, at);
+    }
+}
+
+uint8_t *put_json(writer *to, const node *of, int64_t row, uint8_t *at)
+{
+    const node *value = of;
+    int is_there = found(&value, &row);
+    if (UNLIKELY(is_there < 0))
+        return refused(to, of, CORRUPT);
+    if (UNLIKELY(to->end - at < ROOM))
+        return refused(to, of, FULL);
+    return is_there == 0 ? put_text(at, "null", 4) : put_value_at(to, value, row, at);
+}

@@ -1,0 +1,68 @@
+"""The schema of a column: given by the user or made of the column's type, and checked against that type.
+
+Runs once, on the driver. It knows no registry: `registry.registered` adds the schema's id afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import pyarrow as pa
+
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.serialization.avro_schema import parse_schema, schema_text
+from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
+from spark_kafka_sink.serialization.column_format import AVRO, JSON, ColumnFormat
+from spark_kafka_sink.serialization.format_settings import FormatSettings
+
+
+def column_format(settings: FormatSettings, data_type: pa.DataType) -> ColumnFormat:
+    """Return how a column of `data_type` becomes bytes: with the given schema, or with one made of the type.
+
+    Raises SchemaError, with the column's path, if the type does not fit, and ConfigError for settings that do not go
+    together.
+    """
+    schema = _SCHEMAS[_checked(settings)](settings, data_type)
+    made = ColumnFormat(settings.field, settings.name, schema, settings.message, json=settings.json)
+    ColumnEncoder(made, data_type)  # raises its errors on the driver
+    return made
+
+
+def record_name(column_format: ColumnFormat) -> str:
+    """Return the name that the subject strategies `record` and `topic-record` use.
+
+    Avro: the full name of the record, or the name of the primitive. Raises ConfigError for a format without names.
+    """
+    if column_format.name != AVRO or column_format.schema is None:
+        raise ConfigError(
+            f"{column_format.field}.subject.name.strategy must be topic: a schema of the format {column_format.name}"
+            " has no record name."
+        )
+    schema = parse_schema(column_format.schema)
+    return schema.name or schema.kind
+
+
+def _checked(settings: FormatSettings) -> str:
+    if settings.name not in _SCHEMAS:
+        raise ConfigError(f"{settings.field}.format must be one of {', '.join(_SCHEMAS)}, not '{settings.name}'.")
+    return settings.name
+
+
+def _avro_schema(settings: FormatSettings, data_type: pa.DataType) -> str:
+    if settings.schema is not None:
+        return settings.schema
+    return schema_text(data_type, settings.field, settings.nullable)
+
+
+def _no_schema(settings: FormatSettings, _data_type: pa.DataType) -> None:
+    if settings.schema is not None:
+        raise ConfigError(
+            f"{settings.field}.schema is not used by the format json. Leave it out, or choose json-schema."
+        )
+
+
+_SCHEMAS: Final[Mapping[str, Callable[[FormatSettings, pa.DataType], str | None]]] = {
+    AVRO: _avro_schema,
+    JSON: _no_schema,
+}

@@ -1,0 +1,262 @@
+"""Which Arrow types fit which Avro types, what is written for them, and how the others are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_kafka_sink.common.errors import SchemaError
+from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
+from spark_kafka_sink.serialization.column_format import BadRow, ColumnFormat
+from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.schemas import column_format
+
+
+def record(**fields: Any) -> str:
+    return json.dumps(
+        {"type": "record", "name": "r", "fields": [{"name": name, "type": kind} for name, kind in fields.items()]}
+    )
+
+
+def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "logicalType": name, **more}
+
+
+def encode(column: pa.Array, schema: str) -> tuple[list[bytes | None], tuple[BadRow, ...]]:
+    used = column_format(FormatSettings("value", "avro", schema), column.type)
+    encoded = ColumnEncoder(used, column.type).encode(column)
+    return encoded.values.to_pylist(), encoded.bad_rows
+
+
+def zigzag(number: int) -> bytes:
+    number, made = (number << 1) ^ (number >> 63), bytearray()
+    while number > 127:
+        made.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*made, number])
+
+
+FIXED = {"type": "fixed", "name": "f", "size": 3}
+ENUM = {"type": "enum", "name": "e", "symbols": ["A", "BB"]}
+AT = 1_577_934_245_123_456
+
+
+@pytest.mark.parametrize(
+    ("data_type", "value", "avro", "expected"),
+    [
+        (pa.int8(), -3, "int", zigzag(-3)),
+        (pa.uint16(), 65535, "int", zigzag(65535)),
+        (pa.int64(), -(2**63), "long", zigzag(-(2**63))),
+        (pa.uint32(), 2**32 - 1, "long", zigzag(2**32 - 1)),
+        (pa.uint64(), 2**63 - 1, "long", zigzag(2**63 - 1)),
+        (pa.string(), "BB", ENUM, zigzag(1)),
+        (pa.string(), "äb", "string", b"\x06\xc3\xa4b"),
+        (pa.string(), "u", logical("string", "uuid"), b"\x02u"),
+        (pa.binary(), b"abc", FIXED, b"abc"),
+        (pa.binary(3), b"abc", FIXED, b"abc"),
+        (pa.binary(3), b"abc", "bytes", b"\x06abc"),
+        (pa.date32(), 18263, logical("int", "date"), zigzag(18263)),
+        (pa.date64(), 18263 * 86_400_000, logical("int", "date"), zigzag(18263)),
+        (pa.timestamp("us", "UTC"), AT, logical("long", "timestamp-micros"), zigzag(AT)),
+        (pa.timestamp("us", "UTC"), AT, logical("long", "timestamp-millis"), zigzag(AT // 1000)),
+        (pa.timestamp("us", "UTC"), -1, logical("long", "timestamp-millis"), zigzag(-1)),
+        (pa.timestamp("us", "UTC"), -1001, "long", zigzag(-2)),
+        (pa.timestamp("us"), AT, logical("long", "local-timestamp-micros"), zigzag(AT)),
+        (pa.timestamp("s"), 7, logical("long", "local-timestamp-millis"), zigzag(7000)),
+        (pa.timestamp("ns", "UTC"), 1_999, logical("long", "timestamp-micros"), zigzag(1)),
+        (pa.time32("s"), 7, logical("int", "time-millis"), zigzag(7000)),
+        (pa.time64("ns"), 7000, logical("long", "time-micros"), zigzag(7)),
+        (pa.duration("ms"), -7, "long", zigzag(-7000)),
+        (pa.bool_(), True, ["null", "boolean"], b"\x02\x01"),
+        (pa.bool_(), None, ["null", "boolean"], b"\x00"),
+        (pa.bool_(), None, ["boolean", "null"], b"\x02"),
+        (pa.bool_(), False, ["boolean"], b"\x00\x00"),
+        (pa.null(), None, ["int", "null"], b"\x02"),
+        (pa.null(), None, "null", b""),
+        (pa.list_(pa.int32()), [], {"type": "array", "items": ["int", "null"]}, b"\x00"),
+        (pa.list_(pa.int32()), [1, None], {"type": "array", "items": ["int", "null"]}, b"\x04\x00\x02\x02\x00"),
+        (pa.map_(pa.string(), pa.int32()), [("k", 1)], {"type": "map", "values": "int"}, b"\x02\x02k\x02\x00"),
+    ],
+    ids=str,
+)
+def test_value_is_written_as_its_avro_type(data_type: pa.DataType, value: Any, avro: Any, expected: bytes) -> None:
+    column = pa.StructArray.from_arrays([pa.array([value], data_type)], names=["c"])
+    assert encode(column, record(c=avro)) == ([expected], ())
+
+
+@pytest.mark.parametrize(
+    ("unscaled", "in_bytes"),
+    [(0, "00"), (1, "01"), (-1, "ff"), (127, "7f"), (128, "0080"), (-128, "80"), (-129, "ff7f"), (10**37, None)],
+)
+@pytest.mark.parametrize("size", [16, 17, 20])
+def test_decimals_are_twos_complement(unscaled: int, in_bytes: str | None, size: int) -> None:
+    numbers = pa.py_buffer(unscaled.to_bytes(16, "little", signed=True))
+    column = pa.StructArray.from_arrays([pa.Array.from_buffers(pa.decimal128(38, 4), 1, [None, numbers])], names=["c"])
+    decimal = {"logicalType": "decimal", "precision": 38, "scale": 4}
+    fixed, _ = encode(column, record(c={"type": "fixed", "name": "f", "size": size, **decimal}))
+    assert fixed == [unscaled.to_bytes(size, "big", signed=True)]
+    if in_bytes is not None:
+        length = len(in_bytes) // 2
+        assert encode(column, record(c={"type": "bytes", **decimal}))[0] == [zigzag(length) + bytes.fromhex(in_bytes)]
+
+
+@pytest.mark.parametrize(
+    ("data_type", "avro"),
+    [
+        (pa.int32(), "long"),
+        (pa.int64(), "int"),
+        (pa.int64(), "double"),
+        (pa.float64(), "float"),
+        (pa.float32(), "double"),
+        (pa.bool_(), "int"),
+        (pa.string(), "bytes"),
+        (pa.string(), FIXED),
+        (pa.binary(), "string"),
+        (pa.binary(4), FIXED),
+        (pa.binary(), logical("bytes", "decimal", precision=9, scale=2)),
+        (pa.decimal128(9, 2), logical("bytes", "decimal", precision=9, scale=3)),
+        (pa.decimal128(9, 2), logical("bytes", "decimal", precision=10, scale=2)),
+        (pa.decimal128(9, 2), "bytes"),
+        (pa.date32(), "long"),
+        (pa.date32(), logical("int", "time-millis")),
+        (pa.timestamp("us"), logical("long", "timestamp-micros")),
+        (pa.timestamp("us", "UTC"), logical("long", "local-timestamp-micros")),
+        (pa.timestamp("us", "UTC"), "int"),
+        (pa.time64("us"), "long"),
+        (pa.duration("us"), logical("long", "timestamp-micros")),
+        (pa.null(), "int"),
+        (pa.int32(), "null"),
+        (pa.list_(pa.int32()), {"type": "map", "values": "int"}),
+        (pa.map_(pa.int32(), pa.int32()), {"type": "map", "values": "int"}),
+        (pa.struct([("a", pa.int32())]), "int"),
+        (pa.int32(), {"type": "record", "name": "x", "fields": []}),
+    ],
+    ids=str,
+)
+def test_pair_that_does_not_fit_is_refused_with_the_path(data_type: pa.DataType, avro: Any) -> None:
+    column_type = pa.struct([("c", data_type)])
+    with pytest.raises(SchemaError, match=r"value\.c: the Arrow type .* does not fit Avro's") as caught:
+        column_format(FormatSettings("value", "avro", record(c=avro)), column_type)
+    assert "Cast the column, or change the schema." in str(caught.value)
+
+
+def test_time_finer_than_milliseconds_is_a_bad_row_in_time_millis() -> None:
+    column = pa.StructArray.from_arrays([pa.array([1_000_000, 1_500_000], pa.time64("ns"))], names=["c"])
+    values, bad_rows = encode(column, record(c=logical("int", "time-millis")))
+    assert values == [zigzag(1), None]
+    assert bad_rows == (
+        BadRow(1, "value.c", "it is not a whole number of the schema's unit, and its rest would be lost"),
+    )
+
+
+def test_time_that_is_no_int_is_a_bad_row() -> None:
+    days = 1 << 31
+    column = pa.StructArray.from_arrays(
+        [pa.array([86_400_000 * (days - 1), 86_400_000 * days], pa.int64()).view(pa.date64())], names=["c"]
+    )
+    values, bad_rows = encode(column, record(c=logical("int", "date")))
+    assert values == [zigzag(days - 1), None]
+    assert bad_rows == (BadRow(1, "value.c", "the number is out of the range that can be written"),)
+
+
+def test_fields_are_matched_by_name_in_the_order_of_the_schema() -> None:
+    column = pa.array([{"b": "x", "a": 1}], pa.struct([("b", pa.string()), ("a", pa.int32())]))
+    assert encode(column, record(a="int", more=["null", "string"], b="string"))[0] == [b"\x02\x00\x02x"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"a": "int", "b": "string", "c": "int"},
+            "value.c: the column has no such field, and the Avro schema allows no null",
+        ),
+        ({"a": "int"}, "value.b: the Avro record 'r' has no field of this name."),
+        ({"a": "int", "B": "string"}, "(but 'B': upper and lower case count)"),
+        ({"a": ["null", "int", "string"], "b": "string"}, "value.a: the Avro schema has a union of null, int, string"),
+    ],
+)
+def test_fields_that_do_not_match_are_refused(fields: dict[str, Any], message: str) -> None:
+    data_type = pa.struct([("a", pa.int32()), ("b", pa.string())])
+    with pytest.raises(SchemaError) as caught:
+        column_format(FormatSettings("value", "avro", record(**fields)), data_type)
+    assert message in str(caught.value)
+
+
+def test_recursive_schema_takes_a_column_as_deep_as_it_is() -> None:
+    schema = record(n="int", next=["null", "r"])
+    inner = pa.struct([("n", pa.int32())])
+    column = pa.array(
+        [{"n": 1, "next": {"n": 2}}, {"n": 3, "next": None}], pa.struct([("n", pa.int32()), ("next", inner)])
+    )
+    assert encode(column, schema)[0] == [b"\x02\x02\x04\x00", b"\x06\x00"]
+
+
+def test_union_of_several_types_takes_a_struct_of_members() -> None:
+    data_type = pa.struct([("member0", pa.int32()), ("member1", pa.dictionary(pa.int8(), pa.string()))])
+    rows = [
+        {"member0": 1, "member1": None},
+        {"member0": None, "member1": "x"},
+        {"member0": None, "member1": None},
+        None,
+    ]
+    members = pa.StructArray.from_arrays(
+        [
+            pa.array([1, None, None, None], pa.int32()),
+            pa.array([None, "x", None, None]).dictionary_encode().cast(data_type.field(1).type),
+        ],
+        fields=list(data_type),
+        mask=pa.array([row is None for row in rows]),
+    )
+    column = pa.StructArray.from_arrays([members], names=["c"])
+    assert encode(column, record(c=["int", "null", "string"]))[0] == [b"\x00\x02", b"\x04\x02x", b"\x02", b"\x02"]
+    assert encode(column.slice(2), record(c=["int", "string"])) == (
+        [None, None],
+        tuple(BadRow(row, "value.c", "it is null, and the schema allows no null there") for row in (0, 1)),
+    )
+    with pytest.raises(SchemaError, match="must have the fields member0 to member2 in this order"):
+        encode(column, record(c=["int", "string", "boolean"]))
+
+
+def test_schema_of_bytes_has_no_length_if_a_registry_knows_it() -> None:
+    """Confluent's serializers write such values as they are, Spark's to_avro with their length."""
+    column = pa.array([b"abc", None])
+    bare = ColumnFormat("key", "avro", '"bytes"')
+    assert ColumnEncoder(bare, column.type).encode(column).values.to_pylist() == [b"\x06abc", None]
+    known = ColumnFormat("key", "avro", '"bytes"', prefix=b"\0\0\0\0\1")
+    assert ColumnEncoder(known, column.type).encode(column).values.to_pylist() == [b"\0\0\0\0\1abc", None]
+    by_header = ColumnFormat("key", "avro", '"bytes"', header=("__key_schema_id", b"x"))
+    assert ColumnEncoder(by_header, column.type).encode(column).values.to_pylist() == [b"abc", None]
+
+
+def test_number_beyond_the_range_of_long_is_a_bad_row() -> None:
+    column = pa.StructArray.from_arrays([pa.array([2**63, 1], pa.uint64())], names=["c"])
+    values, bad_rows = encode(column, record(c="long"))
+    assert values == [None, b"\x02"]
+    assert bad_rows == (BadRow(0, "value.c", "the number is out of the range that can be written"),)
+    seconds = pa.StructArray.from_arrays([pa.array([2**62, 1], pa.timestamp("s", "UTC"))], names=["c"])
+    assert encode(seconds, record(c=logical("long", "timestamp-micros")))[0] == [None, zigzag(1_000_000)]
+
+
+def test_variant_is_refused() -> None:
+    variant = pa.struct([("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={b"variant": b"true"})])
+    schema = record(
+        c={
+            "type": "record",
+            "name": "v",
+            "fields": [{"name": "value", "type": "bytes"}, {"name": "metadata", "type": "bytes"}],
+        }
+    )
+    with pytest.raises(SchemaError, match=r"value\.c: variant does not fit"):
+        column_format(FormatSettings("value", "avro", schema), pa.struct([("c", variant)]))
+
+
+def test_type_that_is_too_deep_is_refused() -> None:
+    data_type = pa.int32()
+    for _ in range(150):
+        data_type = pa.list_(data_type)
+    with pytest.raises(SchemaError, match="more than 100 levels"):
+        column_format(FormatSettings("value", "avro"), pa.struct([("c", data_type)]))

@@ -1,0 +1,58 @@
+"""The schema of a column: given or made, and the name that subjects take from it."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from spark_kafka_sink.common.errors import ConfigError, SchemaError
+from spark_kafka_sink.serialization.column_format import ColumnFormat, JsonOptions
+from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.schemas import column_format, record_name
+
+TYPE = pa.struct([("a", pa.int32())])
+GIVEN = '{"type":"record","name":"R","namespace":"n","fields":[{"name":"a","type":["null","int"]}]}'
+
+
+def test_given_schema_stays_as_it_is() -> None:
+    assert column_format(FormatSettings("value", "avro", GIVEN), TYPE) == ColumnFormat("value", "avro", GIVEN)
+
+
+def test_schema_is_made_of_the_type() -> None:
+    made = column_format(FormatSettings("key", "avro", nullable="null-first"), TYPE)
+    assert json.loads(made.schema or "") == {
+        "type": "record",
+        "name": "topLevelRecord",
+        "fields": [{"name": "a", "type": ["null", "int"], "default": None}],
+    }
+
+
+def test_json_has_no_schema_and_keeps_its_options() -> None:
+    options = JsonOptions(ignore_null_fields=False)
+    assert column_format(FormatSettings("value", "json", json=options), TYPE) == ColumnFormat(
+        "value", "json", None, json=options
+    )
+    with pytest.raises(ConfigError, match=r"value\.schema is not used by the format json"):
+        column_format(FormatSettings("value", "json", GIVEN), TYPE)
+
+
+def test_type_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(SchemaError, match=r"key\.b: the Avro record 'n\.R' has no field of this name"):
+        column_format(FormatSettings("key", "avro", GIVEN), pa.struct([("a", pa.int32()), ("b", pa.int32())]))
+
+
+def test_unknown_format_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"value\.format must be one of .*, not 'xml'"):
+        column_format(FormatSettings("value", "xml"), TYPE)
+
+
+@pytest.mark.parametrize(("schema", "name"), [(GIVEN, "n.R"), ('"string"', "string"), ('{"type":"bytes"}', "bytes")])
+def test_record_name_is_the_full_name(schema: str, name: str) -> None:
+    assert record_name(ColumnFormat("value", "avro", schema)) == name
+
+
+def test_json_has_no_record_name() -> None:
+    with pytest.raises(ConfigError, match=r"value\.subject\.name\.strategy must be topic"):
+        record_name(ColumnFormat("value", "json", None))
