@@ -22,7 +22,7 @@ def executed(folder: Path) -> dict[str, Any]:
     target = folder / "executed.ipynb"
     target.write_text(NOTEBOOK.read_text())
     done = subprocess.run(
-        [sys.executable, "-m", "nbclient.cli", "--inplace", "--timeout", "500", str(target)],
+        [Path(sys.executable).with_name("jupyter-execute"), "--inplace", "--timeout", "500", target],
         capture_output=True,
         text=True,
         timeout=600,
@@ -32,7 +32,8 @@ def executed(folder: Path) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr
     notebook: dict[str, Any] = json.loads(target.read_text())
-    for cell in code_cells(notebook):
+    for number, cell in enumerate(code_cells(notebook), 1):
+        assert cell["execution_count"] == number, f"cell {number} did not run"
         cell["outputs"] = [output for output in cell["outputs"] if output.get("name") != "stderr"]
         cell["metadata"] = {}
     return notebook
