@@ -3,15 +3,17 @@
     python benchmarks/benchmark.py                                                    the cells that matter, two hours
     python benchmarks/benchmark.py --cells keyed-lz4-4-100 --contenders jvm,write --records 1000000 --rounds 1
     python benchmarks/benchmark.py --cells keyed-lz4-4-100 --contenders jvm,write --security PLAINTEXT,SSL
+    python benchmarks/benchmark.py --cells flights-json-lz4-50,flights-avro-lz4-50 --records 2000000
     python benchmarks/benchmark.py --contenders table_write,table_produce_batch,table_produce_batch_errors_only
     python benchmarks/benchmark.py --cells all --latency --json benchmark.json --plot benchmark
 
 A cell is a combination of keys, codec, partitions and bytes of a value. In every cell the contenders take turns,
 `--rounds` times. A turn has a new process and a new topic. The process writes for `--warm-up` seconds, because a stream
 that has run for hours is warm too. Then it makes `--runs` timed runs, of the same rows, which Spark generates on
-demand. Contenders without Spark (`table_…`) write the same rows of an Arrow table in memory. The tables show the
-medians of all timed runs, and their ratios to Spark's JVM sink in the same cell. The rates depend on the machine, the
-ratios less.
+demand. In a cell such as flights-json-lz4-50 they are flights of parquet files, which the contenders or Spark's own
+functions make into JSON or Avro (benchmarks/flights.py). Contenders without Spark (`table_…`) write the same rows of an
+Arrow table in memory. The tables show the medians of all timed runs, and their ratios to Spark's JVM sink in the same
+cell. The rates depend on the machine, the ratios less.
 
 All contenders share one embedded broker, on the same processors. Its JVM has the flags of Kafka's own start script, as
 users' brokers have. The flags for a quick start in tests would make TLS slow. Before every cell, processes that do not
@@ -50,9 +52,10 @@ from typing import Any
 import pyspark
 from arguments import at_least_one, file_to_write, path_in_a_folder, seconds
 from broker import QUICK_DELETION, Broker, count_records, secured_listener, warm_topic
-from cells import ALL_CELLS, CELLS, SECURITY, Assignment, Cell
+from cells import ALL_CELLS, CELLS, SECURITY, AnyCell, Assignment, FlightsCell, cell_of
 from contenders import CONTENDERS, STREAMS, Contender, compiler_seconds, seconds_since
 from figures import Latency, Rate, Timed, draw, latency_table, rate_table
+from flights import AVRO_LOCK, rows_of_files, write_files
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -116,7 +119,7 @@ def run_process(work: Assignment, timeout_s: float, package: Path | None = None)
 class Bench:
     """Runs contenders' processes. `jars`: those of Spark's sink. `authority_file`: the broker's authority, in PEM.
     `compiled_s` returns the seconds that each of the broker's compilers has taken. The processes import the sink from
-    the folder `package`, if one is given.
+    the folder `package`, if one is given. `data`: the folder with the files of write_files.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class Bench:
         authority_file: Path | None,
         compiled_s: Callable[[], Mapping[int, float]],
         package: Path | None = None,
+        data: str = "",
     ) -> None:
         self._broker = broker
         self._settings = settings
@@ -134,6 +138,7 @@ class Bench:
         self._authority_file = authority_file
         self._compiled_s = compiled_s
         self._package = package
+        self._data = data
 
     def warm_up(self, rate: Rate) -> None:
         """Warm the broker until its compilers rest. The results of this contender do not count. If it fails, it fails
@@ -148,10 +153,12 @@ class Bench:
 
     def rate(self, rate: Rate) -> None:
         """Run one more process of this contender in this cell."""
-        contender, cell = CONTENDERS[rate.contender], Cell.parse(rate.cell)
+        contender, cell = CONTENDERS[rate.contender], cell_of(rate.cell)
         topic = f"{rate.cell}-{rate.contender}-{uuid.uuid4().hex[:6]}"
         runs = self._settings.runs
-        work = self._assignment(rate, topic, rate.records, runs, contender.needs_jars)
+        work = self._assignment(
+            rate, topic, rate.records, runs, contender.needs_jars or rate.cell.startswith("flights-avro")
+        )
         printed = self._on_topic(work, cell.partitions, rate if contender.sends else None)
         rate.runs += [Timed(line["seconds"], line["cpu_s"]) for line in printed if "seconds" in line]
         rate.worker_peak_bytes = max(rate.worker_peak_bytes, int(printed[-1]["worker_peak_bytes"]))
@@ -161,7 +168,7 @@ class Bench:
         topic = f"latency-{latency.contender}-{uuid.uuid4().hex[:6]}"
         stream, batches = STREAMS[latency.contender], self._settings.batches
         work = self._assignment(latency, topic, LATENCY_ROWS, batches, stream.needs_jars)
-        printed = self._on_topic(work, Cell.parse(latency.cell).partitions, None)
+        printed = self._on_topic(work, cell_of(latency.cell).partitions, None)
         latency.add_batch_ms += [line["add_batch_ms"] for line in printed if "add_batch_ms" in line]
 
     def _assignment(
@@ -181,6 +188,8 @@ class Bench:
             self._settings.option,
             isinstance(measured, Latency),
             "" if is_plain else str(self._authority_file),
+            self._data,
+            rows_of_files(self._settings.records, 1.0),
         )
 
     def _on_topic(self, work: Assignment, partitions: int, counted: Rate | None) -> list[dict[str, float]]:
@@ -227,20 +236,24 @@ class Failures:
 def measure(
     broker: Broker,
     settings: argparse.Namespace,
+    folder: Path,
     authority_file: Path | None = None,
     compiled_s: Callable[[], Mapping[int, float]] = dict,
 ) -> dict[str, Any]:
     """Measure every cell and contender, print tables on the way, and return the figures for the JSON file. `failures`
-    in it lists failed processes; the measurement goes on after them. `authority_file`: that of the listener SSL.
-    `compiled_s` returns the seconds that each of the broker's compilers has taken.
+    in it lists failed processes; the measurement goes on after them. `folder` gets the files of a job.
+    `authority_file`: that of the listener SSL. `compiled_s` returns the seconds that each of the broker's compilers has
+    taken.
     """
-    asked = list(itertools.product(settings.cells, settings.contenders))
-    absent = {(cell, name): missing_packages(CONTENDERS[name], Cell.parse(cell).codec) for cell, name in asked}
+    pairs = itertools.product(settings.cells, settings.contenders)
+    asked = [(cell, name) for cell, name in pairs if CONTENDERS[name].fits(cell_of(cell))]
+    absent = {(cell, name): missing_packages(CONTENDERS[name], cell_of(cell).codec) for cell, name in asked}
     for (cell, name), packages in absent.items():
         if packages:
             console.print(f"{cell}: {CONTENDERS[name].title} is left out: {' and '.join(packages)} is not installed")
-    needs_jars = BASE in settings.contenders or (settings.latency and BASE in settings.streams)
-    bench = Bench(broker, settings, fetch_jars(JVM_SINK_LOCK) if needs_jars else (), authority_file, compiled_s)
+    bench = Bench(
+        broker, settings, jars_for(settings), authority_file, compiled_s, data=flights_files(settings, folder)
+    )
     rates: list[dict[str, Any]] = []
     failures = Failures()
     streams = itertools.product(settings.streams, settings.security) if settings.latency else ()
@@ -251,9 +264,9 @@ def measure(
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=steps)
         for cell in settings.cells:
-            names = [name for name in settings.contenders if not absent[cell, name]]
+            names = [name for name in settings.contenders if absent.get((cell, name)) == []]
             here = [
-                Rate(cell, name, CONTENDERS[name].records(Cell.parse(cell), settings.records), security)
+                Rate(cell, name, CONTENDERS[name].records(cell_of(cell), settings.records), security)
                 for name, security in itertools.product(names, settings.security)
             ]
             progress.update(task, description=f"{cell}: until the broker's compilers rest, not counted")
@@ -289,6 +302,29 @@ def measure(
     }
 
 
+def jars_for(settings: argparse.Namespace) -> list[Path]:
+    """Fetch the jars of Spark's own sink, and of its `to_avro`, if they are needed."""
+    is_needed = BASE in settings.contenders or (settings.latency and BASE in settings.streams)
+    jars = fetch_jars(JVM_SINK_LOCK) if is_needed else []
+    if any(is_avro(cell_of(cell)) for cell in settings.cells):
+        jars += fetch_jars(AVRO_LOCK)
+    return jars
+
+
+def is_avro(cell: AnyCell) -> bool:
+    return isinstance(cell, FlightsCell) and cell.format == "avro"
+
+
+def flights_files(settings: argparse.Namespace, folder: Path) -> str:
+    """Write the files of the cells with flights, and return their folder. Without such cells: nothing, and ""."""
+    if not any(isinstance(cell_of(cell), FlightsCell) for cell in settings.cells):
+        return ""
+    files = folder / "flights"
+    files.mkdir()
+    write_files(files, settings.records)
+    return str(files)
+
+
 def missing_packages(contender: Contender, codec: str) -> list[str]:
     needed = [*contender.packages, *(package for name, package in contender.codec_packages.items() if name == codec)]
     return [package for package in needed if importlib.util.find_spec(package) is None]
@@ -319,7 +355,7 @@ def ratios(rate: Rate, rates: Sequence[Rate]) -> dict[str, float]:
 def cell_names(text: str) -> list[str]:
     names = list(ALL_CELLS) if text == "all" else text.split(",")
     try:
-        return [str(Cell.parse(name)) for name in names]
+        return [str(cell_of(name)) for name in names]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -416,7 +452,7 @@ def main(arguments: Sequence[str]) -> int:
             with EmbeddedKafka(properties=QUICK_DELETION, security=security, tuned_for="throughput") as kafka:
                 authority_file = security.truststore if security is not None else None
                 compiled_s = partial(compiler_seconds, kafka.node_pid(kafka.node_ids[0]))
-                results = measure(kafka, settings, authority_file, compiled_s)
+                results = measure(kafka, settings, Path(folder), authority_file, compiled_s)
         save(results, settings)
     except (KafkaError, OSError) as error:
         console.print(f"{type(error).__name__}: {error}", markup=False, soft_wrap=True)

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,6 +17,8 @@ CHUNK_ROWS = 1_000_000
 """Rows of a chunk of an Arrow table."""
 ID_START, AMOUNT_START, KEY_START = 1_000_000_000, 100_000, 10_000_000_000
 """Every number has as many digits as this one."""
+BYTES_OF_A_VALUE = {"json": 326, "avro": 175}
+"""The format of a flight → about the bytes of its value."""
 START_BYTES = len(f'{{"id":{ID_START},"amount":{AMOUNT_START}')
 FILLING = (
     ',"customer":{"name":"Ada Example","street":"12 Some Street","town":"Elsewhere"},"items":[{"sku":"A-1000",'
@@ -45,8 +47,54 @@ class Cell:
             f"{text!r} must be keyed or unkeyed, one of {', '.join(CODECS)}, partitions, and 40 or more bytes"
         )
 
+    @property
+    def title(self) -> str:
+        keys = "keyed" if self.is_keyed else "unkeyed"
+        return f"{keys}, {self.codec}, {self.partitions} partitions, {self.value_bytes:,} B"
+
     def __str__(self) -> str:
         return f"{'keyed' if self.is_keyed else 'unkeyed'}-{self.codec}-{self.partitions}-{self.value_bytes}"
+
+
+@dataclass(frozen=True)
+class FlightsCell:
+    """One combination to measure. As text: flights-json-lz4-50 (format, codec, partitions)."""
+
+    format: str
+    codec: str
+    partitions: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError."""
+        match text.split("-"):
+            case ["flights", format_, codec, partitions] if format_ in BYTES_OF_A_VALUE and codec in CODECS:
+                if int(partitions) > 0:
+                    return cls(format_, codec, int(partitions))
+        raise ValueError(f"{text!r} must be flights, json or avro, one of {', '.join(CODECS)}, and partitions")
+
+    def __str__(self) -> str:
+        return f"flights-{self.format}-{self.codec}-{self.partitions}"
+
+    @property
+    def is_keyed(self) -> bool:
+        return False
+
+    @property
+    def value_bytes(self) -> int:
+        return BYTES_OF_A_VALUE[self.format]
+
+    @property
+    def title(self) -> str:
+        return f"flights, {self.format}, {self.codec}, {self.partitions} partitions, about {self.value_bytes} B"
+
+
+AnyCell: TypeAlias = Cell | FlightsCell
+
+
+def cell_of(text: str) -> AnyCell:
+    """Return the cell that is written so. Raises ValueError."""
+    return FlightsCell.parse(text) if text.startswith("flights-") else Cell.parse(text)
 
 
 @dataclass(frozen=True)
@@ -70,11 +118,15 @@ class Assignment:
     is_latency: bool = False
     authority_file: str = ""
     """A PEM file with the certificates to trust. Empty: without TLS."""
+    data: str = ""
+    """The folder with the files of a job's rows. Empty: Spark makes the rows of the cell."""
+    all_records: int = 0
+    """The rows of these files."""
 
     def settings(self, authority: str) -> dict[str, str]:
         """Return the settings of a client. `authority` is the client's name for the file of certificates to trust."""
         tls = {"security.protocol": "SSL", authority: self.authority_file} if self.authority_file else {}
-        codec = Cell.parse(self.cell).codec
+        codec = cell_of(self.cell).codec
         return {"bootstrap.servers": self.servers, "compression.type": codec, **tls, **self.options}
 
     def sink_options(self) -> dict[str, str]:
@@ -123,6 +175,7 @@ def _filling(cell: Cell) -> str:
 
 
 CELLS = ("keyed-none-4-100", "keyed-lz4-4-100", "unkeyed-none-4-100", "keyed-zstd-4-100", "keyed-lz4-200-100")
+FLIGHTS_CELLS = ("flights-json-lz4-50", "flights-avro-lz4-50")
 ALL_CELLS = tuple(
     "-".join(parts)
     for parts in itertools.product(

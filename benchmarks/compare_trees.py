@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from benchmark import BROKER_NOTE, Bench, MeasurementError, add_measuring_arguments, machine
 from broker import QUICK_DELETION, Broker
-from cells import Cell
+from cells import cell_of
 from contenders import CONTENDERS, compiler_seconds
 from figures import Rate, title
 from rich.console import Console
@@ -140,7 +140,7 @@ def measure(
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(settings.cells) * settings.rounds)
         for cell in settings.cells:
-            records = OURS[settings.contender].records(Cell.parse(cell), settings.records)
+            records = OURS[settings.contender].records(cell_of(cell), settings.records)
             new_rate = partial(Rate, cell, settings.contender, records)
             progress.update(task, description=f"{cell}: until the broker's compilers rest, not counted")
             after.warm_up(new_rate())

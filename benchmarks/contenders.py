@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cells import Assignment, Cell, columns, table
+from cells import AnyCell, Assignment, Cell, FlightsCell, cell_of, columns, table
+from flights import as_bytes, confluent_serializer, flights, format_struct, rows_of_files, write_struct
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -178,7 +179,7 @@ def confluent_errors_only(df: DataFrame, work: Assignment) -> None:
 
 
 def _confluent(df: DataFrame, work: Assignment, reports: Mapping[str, bool]) -> None:
-    topic, is_keyed = work.topic, Cell.parse(work.cell).is_keyed
+    topic, is_keyed = work.topic, cell_of(work.cell).is_keyed
     settings = {**work.settings("ssl.ca.location"), **reports}
 
     def write_rows(rows: Iterator[Row]) -> None:
@@ -262,7 +263,7 @@ def produce_batches(producer: Producer, topic: str, batches: Iterable[pa.RecordB
 
 
 def kafka_python(df: DataFrame, work: Assignment) -> None:
-    topic, is_keyed = work.topic, Cell.parse(work.cell).is_keyed
+    topic, is_keyed = work.topic, cell_of(work.cell).is_keyed
     settings: dict[str, Any] = {
         name.replace(".", "_"): int(value) if value.lstrip("-").isdigit() else value
         for name, value in work.settings("ssl.cafile").items()
@@ -351,11 +352,19 @@ class Contender:
     """One more package for a codec."""
     sends: bool = True
     needs_spark: bool = True
+    takes_structs: bool = False
+    """Whether it serializes the rows of a job itself."""
 
-    def records(self, cell: Cell, records: int) -> int:
+    def fits(self, cell: AnyCell) -> bool:
+        """Return whether it can write the rows of this cell."""
+        return self.needs_spark if isinstance(cell, FlightsCell) else not self.takes_structs
+
+    def records(self, cell: AnyCell, records: int) -> int:
         """Return the records of a run, fewer for large values: a topic that does not fit into memory would make this a
         comparison of disks.
         """
+        if isinstance(cell, FlightsCell):
+            return rows_of_files(records, self.share)
         return max(1, int(records * self.share * min(1, IN_MEMORY / cell.value_bytes)))
 
 
@@ -363,6 +372,15 @@ CONTENDERS: Mapping[str, Contender] = {
     "jvm": Contender("Spark's JVM sink", jvm_sink, needs_jars=True),
     "write": Contender("KafkaSink.write", write),
     "format": Contender('format("kafka_sink")', data_source),
+    "write_struct": Contender("KafkaSink.write, value.format", write_struct, takes_structs=True),
+    "format_struct": Contender('format("kafka_sink"), value.format', format_struct, takes_structs=True),
+    "confluent_serializer": Contender(
+        "confluent-kafka, serialized by rows",
+        confluent_serializer,
+        share=0.125,
+        packages=("confluent_kafka", "fastavro"),
+        takes_structs=True,
+    ),
     "foreach_partition": Contender("KafkaSink.write_partition", foreach_partition, share=0.25),
     "confluent": Contender("confluent-kafka by rows", confluent, share=0.25, packages=("confluent_kafka",)),
     "confluent_errors_only": Contender(
@@ -469,15 +487,21 @@ def report(**result: float) -> None:
     print(json.dumps(result), flush=True)
 
 
-def measure_rate(session: SparkSession | None, work: Assignment) -> None:
-    """Write the rows of the cell: a DataFrame of `session`, or without one an Arrow table."""
-    cell = Cell.parse(work.cell)
-    data: Any
+def rows_of(session: SparkSession | None, work: Assignment) -> Any:
+    """Return the rows of the cell: a DataFrame of `session`, or without one an Arrow table."""
+    cell = cell_of(work.cell)
+    if isinstance(cell, FlightsCell):
+        assert session is not None
+        rows = flights(session, work)
+        return rows if CONTENDERS[work.contender].takes_structs else as_bytes(rows, cell)
     if session is None:
-        data = table(cell, work.records)
-    else:
-        data = session.range(0, work.records, 1, work.cores).selectExpr(*columns(cell, "id"))
-    run = CONTENDERS[work.contender].run
+        return table(cell, work.records)
+    return session.range(0, work.records, 1, work.cores).selectExpr(*columns(cell, "id"))
+
+
+def measure_rate(session: SparkSession | None, work: Assignment) -> None:
+    """Write the rows of the cell."""
+    data, run = rows_of(session, work), CONTENDERS[work.contender].run
     warm_ups, began = 0, time.perf_counter()
     while not warm_ups or time.perf_counter() - began < work.warm_up_s:
         run(data, work)

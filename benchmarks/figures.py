@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from cells import SECURITY, Cell
+from cells import SECURITY, cell_of
 from contenders import CONTENDERS, STREAMS
 from rich.table import Table
 
@@ -82,10 +82,8 @@ COLOURS = {
 
 
 def title(cell: str, security: str) -> str:
-    parsed = Cell.parse(cell)
-    keys = "keyed" if parsed.is_keyed else "unkeyed"
     tls = "" if security == "PLAINTEXT" else f", {SECURITY[security]}"
-    return f"{keys}, {parsed.codec}, {parsed.partitions} partitions, {parsed.value_bytes:,} B{tls}"
+    return f"{cell_of(cell).title}{tls}"
 
 
 def rate_table(cell: str, security: str, figures: Sequence[Figures]) -> Table:
