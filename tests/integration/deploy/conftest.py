@@ -130,11 +130,15 @@ def dependencies(name: str, found: dict[str, importlib.metadata.Distribution]) -
 
 @pytest.fixture(scope="session")
 def packed_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package and its dependencies in a virtual environment, as an archive of venv-pack."""
+    """The package, its dependencies, and pandas for PySpark's mapInArrow, in a virtual environment, as an archive of
+    venv-pack.
+    """
     folder = tmp_path_factory.mktemp("packed")
     packages = new_environment(folder / "environment")
     found: dict[str, importlib.metadata.Distribution] = {}
     dependencies(DISTRIBUTION, found)
+    found["pandas"] = importlib.metadata.distribution("pandas")
+    dependencies("pandas", found)
     for distribution in found.values():
         for file in distribution.files or ():
             if ".." not in file.parts and "__pycache__" not in file.parts:
