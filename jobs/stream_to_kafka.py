@@ -59,6 +59,9 @@ SINK_OPTIONS = (
     "timestamp.allow.before.1980",
     "transactional.id.prefix",
     "decision.topic",
+    "errors.tolerance",
+    "errors.deadletterqueue.topic.name",
+    "errors.deadletterqueue.max.rows",
 )
 POLL_SECONDS = 0.2
 

@@ -158,6 +158,10 @@ class SchemaError(KafkaError):
     """A DataFrame's columns cannot be written to Kafka. Names the column."""
 
 
+class TooManyDeadLettersError(KafkaError):
+    """More rows of a micro-batch or write cannot be written than errors.deadletterqueue.max.rows allows."""
+
+
 class IllegalStateError(KafkaError):
     """A call that the object's state does not allow: a send after close, a commit without a begin."""
 

@@ -95,19 +95,26 @@ class WriteReport:
     """The highest offset written in each partition; -1 if the broker does not return one (acks=0)."""
     failed: int = 0
     """Rows that were sent and refused or lost. Above 0 only in the report of an error."""
+    dead_letters: int = 0
+    """Rows that can never be written, and went to the dead letters. `records` and `bytes` do not count them."""
+    first_dead_letter: str | None = None
+    """The first of them, and why it cannot be written."""
 
     @classmethod
     def of(cls, rows: Iterable[Any], duration: float) -> WriteReport:
         """Make the summary of the tasks' rows of the sink's `REPORT_DDL`."""
-        counts = dict.fromkeys(("records", "bytes", "batches", "retries"), 0)
+        counts = dict.fromkeys(("records", "bytes", "batches", "retries", "dead_letters"), 0)
         last_offsets: dict[TopicPartition, int] = {}
+        first: str | None = None
         for row in rows:
+            first = first or row["first_dead_letter"]
             for name in counts:
                 counts[name] += row[name]
             if row["topic"] is not None:
                 place = TopicPartition(row["topic"], row["partition"])
                 last_offsets[place] = max(last_offsets.get(place, -1), row["last_offset"])
-        return cls(duration=duration, last_offsets=dict(sorted(last_offsets.items())), **counts)
+        last_offsets = dict(sorted(last_offsets.items()))
+        return cls(duration=duration, last_offsets=last_offsets, first_dead_letter=first, **counts)
 
     def __str__(self) -> str:
         topics = sorted({place.topic for place in self.last_offsets})
@@ -115,9 +122,10 @@ class WriteReport:
         where = f" to {len(self.last_offsets)} partitions of {', '.join(topics[:_MOST_TOPICS])}{more}" if topics else ""
         rate = f", {self.records / self.duration:,.0f} records/s" if self.duration > 0 else ""
         failed = f", {self.failed:,} records failed" if self.failed else ""
+        dead = f", {self.dead_letters:,} dead letters" if self.dead_letters else ""
         return (
             f"{self.records:,} records, {self.bytes / 1e6:,.1f} MB in {self.batches:,} batches{where},"
-            f" {self.retries:,} retries{failed}, {self.duration:.2f} s{rate}"
+            f" {self.retries:,} retries{failed}{dead}, {self.duration:.2f} s{rate}"
         )
 
 

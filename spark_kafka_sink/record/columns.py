@@ -173,7 +173,7 @@ _REMEDIES: Final[Mapping[str, str]] = {
 }
 
 
-_PER_SECOND: Final = {None: 1_000, "s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+PER_SECOND: Final = {None: 1_000, "s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 """By the unit of an Arrow timestamp; None: a number of ms."""
 
 
@@ -188,7 +188,7 @@ def epoch_ms(times: pa.Array, early_advice: str | None, whose: str = "A timestam
         return pa.nulls(len(times), pa.int64())
     unit = times.type.unit if pa.types.is_timestamp(times.type) else None
     counts = times if unit is None else times.cast(pa.int64())
-    a_second = _PER_SECOND[unit]
+    a_second = PER_SECOND[unit]
     none = NO_TIMESTAMP * a_second // 1000 if a_second >= 1000 else None
     earliest, latest = _usual_bounds(counts)
     if earliest < 0 and none is not None and none in int_values(counts):

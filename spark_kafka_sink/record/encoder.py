@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 MAX_RECORD_OVERHEAD = 21
 """The most bytes of length (5), attributes (1), timestamp delta (10) and offset delta (5) of a record."""
+_LEAST_FIELDS: Final = 3
+"""Bytes of the attributes, and of both deltas in the first record of a batch."""
 
 _EMPTY = binary_scalar(b"")
 _NO_HEADERS = binary_scalar(b"\0")
@@ -249,6 +251,12 @@ def tight_record_size_upper_bounds(columns: RecordColumns) -> Int64Array:
         return sizes + 1
     counts, header_sizes = tight_headers_sizes(columns.headers)
     return sizes + varint_widths(counts) + header_sizes
+
+
+def lone_record_sizes(columns: RecordColumns) -> Int64Array:
+    """Return the bytes of each record if it is alone in its batch: int64, one per row."""
+    bodies = tight_record_size_upper_bounds(columns) - MAX_RECORD_OVERHEAD + _LEAST_FIELDS
+    return varint_widths(bodies) + bodies
 
 
 def _all_sized(column: pa.BinaryArray) -> Int64Array:

@@ -16,6 +16,7 @@ import pyarrow.types as pat
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
 from spark_kafka_sink.record.arrow import (
     BINARY,
+    BoolArray,
     Int64Array,
     as_binary,
     binary_array,
@@ -134,6 +135,23 @@ def _check_names(names: pa.BinaryArray, ends: Int64Array) -> None:
         ) from None
 
 
+def misnamed_rows(array: pa.Array) -> tuple[BoolArray, BoolArray]:
+    """Return which rows of a column in any layout of headers have a header without a name, and which have one whose
+    name is not UTF-8.
+    """
+    headers = _as_headers(array)
+    names, ends = headers.values.flatten()[0], _list_bounds(headers)[1:]
+    nulls = null_mask(names)
+    unnamed = np.zeros(0, np.intp) if nulls is None else np.flatnonzero(nulls)
+    faulty = np.zeros((2, len(array)), np.bool_)
+    faulty[0, np.searchsorted(ends, unnamed, side="right")] = True
+    data = value_bytes(names)
+    if len(data) and data.max() >= 0x80:
+        wrong = [at for at, name in enumerate(names) if name.is_valid and not _is_utf_8(name.as_py())]
+        faulty[1, np.searchsorted(ends, wrong, side="right").astype(np.intp)] = True
+    return faulty[0], faulty[1]
+
+
 def _is_utf_8(name: bytes) -> bool:
     try:
         name.decode()
@@ -236,8 +254,9 @@ def headers_from_cells(
     return pa.ListArray.from_arrays(index_array(offsets), structs)
 
 
-def header_pairs(headers: Any, whose: str) -> list[tuple[Any, Any]]:
-    """Return the headers of one record as pairs of str or bytes and str, bytes or None.
+def header_pairs(headers: Any, whose: str, *, takes_unnamed: bool = False) -> list[tuple[Any, Any]]:
+    """Return the headers of one record as pairs of str or bytes and str, bytes or None. With `takes_unnamed` a name may
+    be None.
 
     Later changes of the given objects do not change the pairs. `headers`: an iterable of pairs (key, value) as tuples
     or lists, or of Rows, named tuples and mappings with the fields key and value in any order. Raises
@@ -250,7 +269,7 @@ def header_pairs(headers: Any, whose: str) -> list[tuple[Any, Any]]:
         if type(header) is tuple and len(header) == 2 and type(header[0]) is str and type(header[1]) in _FIXED:
             pairs.append(header)  # the usual case, without a call
         else:
-            pairs.append(_checked_pair(header, whose))
+            pairs.append(_checked_pair(header, whose, takes_unnamed=takes_unnamed))
     return pairs
 
 
@@ -270,9 +289,9 @@ _FORMS: Final = (
 )
 
 
-def _checked_pair(header: Any, whose: str) -> tuple[Any, Any]:
+def _checked_pair(header: Any, whose: str, *, takes_unnamed: bool) -> tuple[Any, Any]:
     key, value = _pair_of(header, whose)
-    if type(key) is not str and not isinstance(key, _TEXT):
+    if type(key) is not str and not isinstance(key, _TEXT) and not (key is None and takes_unnamed):
         raise SerializationError(f"A header key of {whose} is a {type(key).__name__}; it must be a str.")
     if type(value) is bytes or value is None or isinstance(value, str):  # the column encodes text as UTF-8
         return key, value

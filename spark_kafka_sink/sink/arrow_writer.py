@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ def write_arrow(config: SinkConfig, pool: ProducerPool, batches: Iterable[pa.Rec
     """
     delivery = TaskDelivery(config, pool)
     write_all(delivery, batches)
-    yield task_report(delivery.counts.delivered, delivery.batches, delivery.retries)
+    yield task_report(delivery.report)
 
 
 def write_all(delivery: TaskDelivery, batches: Iterable[pa.RecordBatch]) -> None:
@@ -34,7 +34,10 @@ def write_all(delivery: TaskDelivery, batches: Iterable[pa.RecordBatch]) -> None
     """
     try:
         for batch in joined(batches, lambda: _is_spread(delivery)):
-            delivery.send_each(_columns_by_topic(delivery.config, batch))
+            # of columns with the same name the first one counts, as in Spark's own sink
+            named = {name: batch.column(index) for index, name in reversed([*enumerate(batch.schema.names)])}
+            delivery.send_each(columns_by_topic(delivery.config, delivery.sifted(named)))
+            del named
             del batch  # free it before the next one is read
         delivery.finish()
     finally:
@@ -48,11 +51,12 @@ def _is_spread(delivery: TaskDelivery) -> bool:
     return sum(map(delivery.partition_count, delivery.topics[:MANY_PARTITIONS])) >= MANY_PARTITIONS
 
 
-def _columns_by_topic(config: SinkConfig, batch: pa.RecordBatch) -> Iterator[tuple[str, RecordColumns]]:
-    if batch.num_rows == 0:
+def columns_by_topic(config: SinkConfig, named: Mapping[str, pa.Array]) -> Iterator[tuple[str, RecordColumns]]:
+    """Yield the rows of each topic, in their order. `named`: columns of a batch by their names. Raises SchemaError or
+    SerializationError for a row that cannot be written.
+    """
+    if len(named[VALUE]) == 0:
         return
-    # of columns with the same name the first one counts, as in Spark's own sink
-    named = {name: batch.column(index) for index, name in reversed([*enumerate(batch.schema.names)])}
     times, advice = named.get(TIMESTAMP), None if config.allows_early_timestamps else ALLOW_EARLY
     columns = RecordColumns(
         value=named[VALUE],

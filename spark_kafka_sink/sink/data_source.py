@@ -45,7 +45,8 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, SchemaError
 from spark_kafka_sink.producer.writes import WriteReport
 from spark_kafka_sink.sink.arrow_writer import write_all
-from spark_kafka_sink.sink.delivery import TaskDelivery, report_columns, report_rows
+from spark_kafka_sink.sink.dead_letters import check_limit, log_letters
+from spark_kafka_sink.sink.delivery import TaskDelivery, report_rows
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import process_client, process_driver
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, remember_start, remembered_start
@@ -79,7 +80,7 @@ class TaskWritten(WriterCommitMessage):
     """The commit message of a task, from `write` to `commit`."""
 
     columns: tuple[tuple[Any, ...], ...]
-    """Made by `report.report_columns`. The driver holds those of all tasks, and rows would take seven times as much."""
+    """Made by `report_columns`. The driver holds those of all tasks, and rows would take seven times as much."""
     started_ms: int
     """Time of day, as `ended_ms`: compared with tasks of other machines."""
     ended_ms: int
@@ -195,8 +196,18 @@ class _Writer(ABC):
     def _task(self, batch_start: BatchStart) -> TaskIdentity:
         """Return the identity of the running task."""
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit an exactly-once batch. Raises KafkaError if it could not be committed."""
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], whose: str) -> None:
+        """Commit an exactly-once batch, and log the report; `whose` begins it. Raises TooManyDeadLettersError, and
+        KafkaError if the batch could not be committed.
+        """
+        report = report_of(messages)
+        check_limit(self._config, report)
+        self._commit_batch(messages)
+        self._release_name()
+        log.info("%s: %s", whose, report)
+        log_letters(self._config, report, whose)
+
+    def _commit_batch(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         outcomes = [message.outcome for message in messages if isinstance(message, TaskWritten)]
         if len(outcomes) != len(messages):
             missing = len(messages) - len(outcomes)
@@ -264,8 +275,7 @@ class _Writer(ABC):
             self._write_arrow(delivery, iterator)
         else:
             self._write_rows(delivery, iterator)
-        columns = report_columns(delivery.counts.delivered, delivery.batches, delivery.retries)
-        return TaskWritten(columns, started_ms, clock.wall_ms(), None if task is None else task.outcome)
+        return TaskWritten(delivery.report, started_ms, clock.wall_ms(), None if task is None else task.outcome)
 
     def _write_rows(self, delivery: TaskDelivery, rows: Iterator[Any]) -> None:
         from spark_kafka_sink.sink import row_interface  # only PySpark 4.0's tasks need it
@@ -290,11 +300,11 @@ class KafkaBatchWriter(_Writer, BatchInterface):
         return batch_task(batch_start)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit, and log the report. Raises KafkaError if an exactly-once batch could not be committed."""
+        """Commit, and log the report. Raises KafkaError if an exactly-once batch could not be committed, and
+        TooManyDeadLettersError.
+        """
         show_reports()
-        self._commit(messages)
-        self._release_name()
-        log.info("Write: %s", report_of(messages))
+        self._commit(messages, "Write")
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Abort open transactions, and log what stays in Kafka."""
@@ -316,10 +326,11 @@ class KafkaStreamWriter(_Writer, StreamInterface):
         return streaming_task()
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """Commit, and log the report. Raises KafkaError if an exactly-once batch could not be committed."""
+        """Commit, and log the report. Raises KafkaError if an exactly-once batch could not be committed, and
+        TooManyDeadLettersError.
+        """
         show_reports()
-        self._commit(messages)
-        log.info("Batch %d: %s", batchId, report_of(messages))
+        self._commit(messages, f"Batch {batchId}")
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         """Abort open transactions, and log what stays in Kafka."""

@@ -17,6 +17,8 @@ from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.producer.writes import Delivered, RowCounts, Write, send_to_each
 from spark_kafka_sink.record.arrow import binary_array, int_array
 from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.sifting import Columns, Unwritable
+from spark_kafka_sink.sink.dead_letters import DeadLetters, LetterCounts, Letters
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
 from spark_kafka_sink.sink.worker import acknowledge_now
@@ -28,6 +30,11 @@ class Transaction(Protocol):
     @property
     def is_prepared(self) -> bool:
         """Whether the transaction is complete and stays open when the producer goes back to the pool."""
+        ...
+
+    @property
+    def is_written_already(self) -> bool:
+        """Whether the task's rows are counted and not sent."""
         ...
 
     def takes(self, topic: str, columns: RecordColumns) -> bool:
@@ -54,7 +61,14 @@ class TaskDelivery:
     connection. Without a `transaction` delivery is at least once, and tasks share the producer.
     """
 
-    def __init__(self, config: SinkConfig, pool: ProducerPool, transaction: Transaction | None = None) -> None:
+    def __init__(
+        self,
+        config: SinkConfig,
+        pool: ProducerPool,
+        transaction: Transaction | None = None,
+        letters: DeadLetters | None = None,
+    ) -> None:
+        """`letters`: those of a test; by default the task's own, if the sink has dead letters."""
         acknowledge_now()  # so that Spark sends the task's rows
         self.config = config
         self.counts = RowCounts()
@@ -63,24 +77,59 @@ class TaskDelivery:
         """Acknowledged batches and retried records while this task had the producer; known after `finish`."""
         self.topics: Sequence[str] = ()
         """The topics of the last `send_each`."""
+        self.letters = letters or DeadLetters.of(config)
         self._pool = pool
         self._transaction = transaction
         self._producer: Producer | None = None
         self._write: Write | None = None
+        self._dead: Write | None = None
 
     def send(self, topic: str, columns: RecordColumns) -> None:
         """Send rows. Raises KafkaError as soon as one of these rows or of earlier ones is known to have failed."""
         if self._transaction is not None and not self._transaction.takes(topic, columns):
             return
         self.counts.check()
+        self._begin().send(topic, columns)
+
+    def sifted(self, columns: Columns, known: Sequence[Unwritable] = ()) -> Columns:
+        """Return the columns of a batch without the rows that can never be written, and send those to the dead letters.
+        Without dead letters return `columns` as they are. `known`: such rows that the caller found. Must be called once
+        for each batch.
+
+        Raises TooManyDeadLettersError; the error of the first of `known` if there are no dead letters; and as `send`.
+        """
+        if self.letters is None:
+            if known:
+                raise known[0].error(f"Row {known[0].row}: {known[0].reason}")
+            return columns
+        is_written = self._transaction is not None and self._transaction.is_written_already
+        good, letters = self.letters.sift(columns, known, is_written_already=is_written)
+        if letters is not None:
+            self._send_letters(self.letters, letters)
+        return good
+
+    def _send_letters(self, dead: DeadLetters, letters: Letters) -> None:
+        if self._transaction is not None:
+            for topic, rows in letters.originals:
+                self._transaction.takes(topic, rows)
+        if letters.records is None:
+            return
+        self.counts.check()
+        self._begin()
+        assert self._dead is not None
+        self._dead.send(dead.topic, letters.records)
+
+    def _begin(self) -> Write:
         if self._write is None:
             self._producer = self._acquire()
             self._write = Write(self._producer, self.counts)
+            if self.letters is not None:
+                self._dead = Write(self._producer, self.letters.counts)
             if self.config.metrics_ports is not None:
                 from spark_kafka_sink.sink.prometheus import serve  # of an extra
 
                 serve(self._pool, self.config.metrics_host, self.config.metrics_ports)
-        self._write.send(topic, columns)
+        return self._write
 
     def send_each(self, rows: Iterable[tuple[str, RecordColumns]]) -> None:
         """Send rows to each topic. Topics without metadata are looked up together. Raises as `send`."""
@@ -99,9 +148,13 @@ class TaskDelivery:
             if producer is None or write is None:
                 self.counts.check()
                 return
+            writes = [write] if self._dead is None else [write, self._dead]
             if self._transaction is not None:
-                self._transaction.add_marker(producer, write.sent)
-            write.finish()
+                self._transaction.add_marker(producer, sum(each.sent for each in writes))
+            for each in writes:
+                each.finish()
+            if self.letters is not None and self.letters.counts.acknowledged:
+                self._pool.count_dead_letters(self.letters.topic, self.letters.counts.acknowledged)
             self.batches, self.retries = write.batches_and_retries()
             if self._transaction is not None:
                 self._transaction.prepare(producer)
@@ -112,13 +165,19 @@ class TaskDelivery:
         """Give the producer back without waiting. Rows that were sent may still be delivered. A transaction that is not
         prepared is aborted, because its producer is closed.
         """
-        producer, self._producer, self._write = self._producer, None, None
+        producer, self._producer, self._write, self._dead = self._producer, None, None, None
         if producer is None:
             return
         if self._transaction is None or self._transaction.is_prepared:
             self._pool.release(producer)
         else:
             self._pool.discard(producer)
+
+    @property
+    def report(self) -> ReportColumns:
+        """What the task reports to the driver, once the delivery has finished: the columns of `REPORT_DDL`."""
+        letters = None if self.letters is None else self.letters.report
+        return report_columns(self.counts.delivered, self.batches, self.retries, letters)
 
     def _acquire(self) -> Producer:
         if self._transaction is None:
@@ -132,8 +191,11 @@ class TaskDelivery:
 
 # ---- the report that a task returns to the driver --------------------------------------------------------------------
 
+ReportColumns = tuple[tuple[Any, ...], ...]
+
 REPORT_DDL: Final = (
-    "topic STRING, partition INT, records BIGINT, bytes BIGINT, last_offset BIGINT, batches BIGINT, retries BIGINT"
+    "topic STRING, partition INT, records BIGINT, bytes BIGINT, last_offset BIGINT, batches BIGINT, retries BIGINT,"
+    " dead_letters BIGINT, first_dead_letter STRING"
 )
 EXACTLY_ONCE_DDL: Final = REPORT_DDL + ", outcome STRING"
 """The row of a task's own counts has the task's `TaskOutcome` as JSON."""
@@ -146,33 +208,37 @@ _REPORT_SCHEMA: Final = pa.schema(
         ("last_offset", pa.int64()),
         ("batches", pa.int64()),
         ("retries", pa.int64()),
+        ("dead_letters", pa.int64()),
+        ("first_dead_letter", pa.string()),
     ]
 )
 
 
-def task_report(
-    delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int, outcome: str | None = None
-) -> pa.RecordBatch:
+def task_report(columns: ReportColumns, outcome: str | None = None) -> pa.RecordBatch:
     """Return a task's report as Arrow, of `REPORT_DDL`; of `EXACTLY_ONCE_DDL` if there is an `outcome`."""
-    columns = report_columns(delivered, batches, retries)
     arrays = [_array(column, field) for column, field in zip(columns, _REPORT_SCHEMA, strict=True)]
     if outcome is None:
         return pa.RecordBatch.from_arrays(arrays, schema=_REPORT_SCHEMA)
-    texts = binary_array([*[None] * len(delivered), outcome], "outcome").cast(pa.string())
+    texts = binary_array([*[None] * (len(columns[0]) - 1), outcome], "outcome").cast(pa.string())
     return pa.RecordBatch.from_arrays([*arrays, texts], schema=_REPORT_SCHEMA.append(pa.field("outcome", pa.string())))
 
 
 def report_columns(
-    delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int
-) -> tuple[tuple[Any, ...], ...]:
-    """Return a task's report, the columns of `REPORT_DDL`: a row for each topic-partition, and one without a topic for
-    the task's own counts.
+    delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int, letters: LetterCounts | None = None
+) -> ReportColumns:
+    """Return a task's report, the columns of `REPORT_DDL`: a row for each topic-partition, one for each topic-partition
+    of dead letters, and one without a topic for the task's own counts.
     """
     rows: list[tuple[Any, ...]] = [
-        (place.topic, place.partition, part.records, part.size, part.last_offset, 0, 0)
+        (place.topic, place.partition, part.records, part.size, part.last_offset, 0, 0, 0, None)
         for place, part in delivered.items()
     ]
-    rows.append((None, None, 0, 0, -1, batches, retries))
+    if letters is not None:
+        rows += [
+            (place.topic, place.partition, 0, 0, part.last_offset, 0, 0, part.records, None)
+            for place, part in letters.counts.delivered.items()
+        ]
+    rows.append((None, None, 0, 0, -1, batches, retries, 0, None if letters is None else letters.first))
     return tuple(zip(*rows, strict=True))
 
 

@@ -16,6 +16,7 @@ from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
 from spark_kafka_sink.producer.writes import WriteReport
 from spark_kafka_sink.sink.arrow_batches import LastWrites, batch_limits, without_padding
 from spark_kafka_sink.sink.arrow_writer import write_arrow
+from spark_kafka_sink.sink.dead_letters import check_limit, log_letters
 from spark_kafka_sink.sink.delivery import EXACTLY_ONCE_DDL, REPORT_DDL, TaskDelivery
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.session import DriverSession, StreamBatch, batch_prefix, session, stream_batch
@@ -128,7 +129,14 @@ class KafkaSink:
         """
         if self._config.is_exactly_once:
             refuse_in_query(df.sparkSession, is_outside_queries=is_outside_queries)
-            return self._write_exactly_once(df, None)
+            report = self._write_exactly_once(df, None)
+        else:
+            report = self._write_at_least_once(df)
+        log_letters(self._config, report, "Write")
+        return report
+
+    def _write_at_least_once(self, df: DataFrame) -> WriteReport:
+        """Raises as `write`."""
         config = self._config
 
         def write_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -137,15 +145,18 @@ class KafkaSink:
         clock = SystemClock()
         started_ms = clock.now_ms()
         rows = self._run_tasks(self._chosen(df), write_task, REPORT_DDL)
-        return WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
+        report = WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
+        check_limit(config, report)
+        return report
 
     def write_batch(self, df: DataFrame, batch_id: int) -> WriteReport:
         """Write one micro-batch by columns: `df.writeStream.foreachBatch(sink.write_batch)`. Raises as `write` does."""
         if self._config.is_exactly_once:
             report = self._write_exactly_once(df, stream_batch(df, batch_id))
         else:
-            report = self.write(df)
+            report = self._write_at_least_once(df)
         log.info("Batch %d: %s", batch_id, report)
+        log_letters(self._config, report, f"Batch {batch_id}")
         return report
 
     def _write_exactly_once(self, df: DataFrame, batch: StreamBatch | None) -> WriteReport:
@@ -162,6 +173,7 @@ class KafkaSink:
                 return write_in_transaction(config, process_pool(), batch_start, batch_id, query_id, records)
 
             rows[:] = self._run_tasks(chosen, write_task, EXACTLY_ONCE_DDL)
+            check_limit(config, WriteReport.of(rows, 0))
             return [TaskOutcome.from_json(row["outcome"]) for row in rows if row["outcome"] is not None]
 
         clock = SystemClock()

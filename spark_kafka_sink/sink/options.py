@@ -39,7 +39,21 @@ TRANSACTION_TIMEOUT_MS: Final = 900_000
 OUTSIDE_OPTION: Final = "write.outside.queries"
 _OF_EXACTLY_ONCE: Final = ("transactional.id.prefix", "decision.topic", OUTSIDE_OPTION)
 EARLY_OPTION: Final = "timestamp.allow.before.1980"
-_OPTIONS: Final = ("topic", "delivery.guarantee", "metrics.port", "metrics.host", EARLY_OPTION, *_OF_EXACTLY_ONCE)
+TOLERANCE_OPTION: Final = "errors.tolerance"
+DEAD_LETTER_TOPIC_OPTION: Final = "errors.deadletterqueue.topic.name"
+MOST_DEAD_LETTERS_OPTION: Final = "errors.deadletterqueue.max.rows"
+MOST_DEAD_LETTERS: Final = 1000
+_OF_DEAD_LETTERS: Final = (DEAD_LETTER_TOPIC_OPTION, MOST_DEAD_LETTERS_OPTION)
+_OPTIONS: Final = (
+    "topic",
+    "delivery.guarantee",
+    "metrics.port",
+    "metrics.host",
+    EARLY_OPTION,
+    *_OF_EXACTLY_ONCE,
+    TOLERANCE_OPTION,
+    *_OF_DEAD_LETTERS,
+)
 _LONGEST_PREFIX: Final = 200
 
 _REFUSED: Final[Mapping[str, str]] = {
@@ -122,6 +136,10 @@ class SinkConfig:
     metrics_host: str = METRICS_HOST
     allows_early_timestamps: bool = False
     """Whether a number in the column `timestamp` may stand for a date before 1980."""
+    dead_letter_topic: str | None = None
+    """The topic of rows that can never be written; None: such a row fails its task."""
+    most_dead_letters: int = MOST_DEAD_LETTERS
+    """For each micro-batch or write."""
     given: tuple[str, ...] = field(default=(), compare=False)
     """Producer settings that the caller named, for `describe`."""
 
@@ -148,6 +166,7 @@ class SinkConfig:
         decision_topic = _name(by_key, "decision.topic") or DECISION_TOPIC
         if topic == decision_topic:
             raise ConfigError(f"topic={topic!r} is also the decision topic: set decision.topic to another topic.")
+        dead_letter_topic = _dead_letter_topic(by_key, topic, decision_topic)
         warn_of(key for key, value in passed_over.items() if value is not None)
         return cls(
             producer=config,
@@ -159,6 +178,8 @@ class SinkConfig:
             metrics_ports=_metrics_ports(by_key.get("metrics.port")),
             metrics_host=_metrics_host(by_key),
             allows_early_timestamps=_boolean(by_key, EARLY_OPTION),
+            dead_letter_topic=dead_letter_topic,
+            most_dead_letters=_most_dead_letters(by_key),
             given=tuple(key for key in settings if settings[key] is not None),
         )
 
@@ -169,6 +190,8 @@ class SinkConfig:
             shown.append(f"delivery.guarantee={EXACTLY_ONCE}")
         if self.transactional_id_prefix is not None:
             shown.append(f"transactional.id.prefix={self.transactional_id_prefix!r}")
+        if self.dead_letter_topic is not None:
+            shown.append(f"{TOLERANCE_OPTION}=all, {DEAD_LETTER_TOPIC_OPTION}={self.dead_letter_topic!r}")
         table = table_of(ProducerConfig)
         for key in self.given:
             if table[key].metadata.get("is_secret"):
@@ -266,6 +289,50 @@ def _prefix(by_key: Mapping[str, object]) -> str | None:
             setting="transactional.id.prefix",
         )
     return prefix
+
+
+def _dead_letter_topic(by_key: Mapping[str, object], topic: str | None, decision_topic: str) -> str | None:
+    """Return the topic of dead letters; None with errors.tolerance=none."""
+    value = by_key.get(TOLERANCE_OPTION)
+    tolerance = "none" if value is None else str(value).strip().lower()
+    if tolerance not in {"none", "all"}:
+        raise ConfigError(f"{TOLERANCE_OPTION} must be none or all, not {value!r}.", setting=TOLERANCE_OPTION)
+    if tolerance == "none":
+        for key in _OF_DEAD_LETTERS:
+            if by_key.get(key) is not None:
+                raise ConfigError(
+                    f"The option {key} has no effect without {TOLERANCE_OPTION}=all: set that too, or leave it out.",
+                    setting=key,
+                )
+        return None
+    found = _name(by_key, DEAD_LETTER_TOPIC_OPTION)
+    if found is None:
+        raise ConfigError(
+            f"{TOLERANCE_OPTION}=all needs a topic for the rows that cannot be written: set"
+            f" {DEAD_LETTER_TOPIC_OPTION}.",
+            setting=DEAD_LETTER_TOPIC_OPTION,
+        )
+    for taken, whose in ((topic, "topic"), (decision_topic, "decision.topic")):
+        if found == taken:
+            raise ConfigError(
+                f"{DEAD_LETTER_TOPIC_OPTION}={found!r} is also {whose}: give the dead letters a topic of their own.",
+                setting=DEAD_LETTER_TOPIC_OPTION,
+            )
+    return found
+
+
+def _most_dead_letters(by_key: Mapping[str, object]) -> int:
+    value = by_key.get(MOST_DEAD_LETTERS_OPTION)
+    if value is None:
+        return MOST_DEAD_LETTERS
+    text = str(value).strip()
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
+        raise ConfigError(
+            f"{MOST_DEAD_LETTERS_OPTION}={value!r} must be a whole number of 1 or more: the most dead letters of a"
+            " micro-batch or write.",
+            setting=MOST_DEAD_LETTERS_OPTION,
+        )
+    return int(text)
 
 
 def _boolean(by_key: Mapping[str, object], key: str) -> bool:

@@ -95,6 +95,7 @@ class ProducerPool:
         self._ready: dict[Hashable, _Entry] = {}
         self._lent: dict[int, _Entry] = {}
         """By the producer's id; also failed ones that tasks still use."""
+        self._dead_letters: dict[str, int] = {}
 
     def acquire(self, config: ProducerConfig) -> Producer:
         """Return the producer of `config`. A new one is made if none exists. Raises the errors of its constructor."""
@@ -157,6 +158,16 @@ class ProducerPool:
         with self._lock:
             entries = {entry.number: entry for entry in (*self._ready.values(), *self._lent.values())}
         return [(entry.producer.client_id, number, entry.producer) for number, entry in entries.items()]
+
+    def count_dead_letters(self, topic: str, rows: int) -> None:
+        """Add acknowledged dead letters in `topic`, for the metrics."""
+        with self._lock:
+            self._dead_letters[topic] = self._dead_letters.get(topic, 0) + rows
+
+    def dead_letters(self) -> Mapping[str, int]:
+        """Dead letters of this process by topic. From any thread."""
+        with self._lock:
+            return dict(self._dead_letters)
 
     def _retire(self, now_ms: int) -> list[Producer]:
         """Remove every producer that failed or was idle for too long. Return those without users, which must be

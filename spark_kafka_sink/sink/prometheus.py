@@ -28,6 +28,8 @@ from spark_kafka_sink.sink.producer_pool import ProducerPool
 log = logging.getLogger(__name__)
 
 _COUNTER: Final = "-total"
+_DEAD_LETTERS: Final = "kafka_sink_dead_letters"
+"""Prometheus adds _total."""
 _Families = dict[str, CounterMetricFamily | GaugeMetricFamily]
 
 MAX_CONNECTIONS: Final = 8
@@ -53,6 +55,7 @@ class PoolCollector(Collector):
     """Every metric of every producer in `pool`, read when it is asked for: `record-send-total` is
     kafka_producer_record_send_total, that of a topic kafka_producer_topic_record_send_total, and a node's
     kafka_producer_node_… Labels: the client.id, a number that no other producer of the process has, topic or node_id.
+    And kafka_sink_dead_letters_total, by topic.
     """
 
     def __init__(self, pool: ProducerPool) -> None:
@@ -67,7 +70,10 @@ class PoolCollector(Collector):
                 _add(families, _OF_TOPIC, (*labels, topic), metrics)
             for node_id, metrics in producer.node_metrics().items():
                 _add(families, _OF_NODE, (*labels, node_id), metrics)
-        return families.values()
+        dead = CounterMetricFamily(_DEAD_LETTERS, "rows that went to the dead letters", labels=("topic",))
+        for topic, rows in self._pool.dead_letters().items():
+            dead.add_metric((topic,), rows)
+        return [*families.values(), dead]
 
 
 def _add(families: _Families, group: _Group, labels: tuple[str, ...], metrics: Mapping[str, float]) -> None:

@@ -63,7 +63,7 @@ class ExactlyOnceTask:
         self._batch_start = batch_start
         self._identity = identity
         self._describe = describe
-        self._is_written_already = batch_start.is_written_already(identity.batch_id, identity.query_id)
+        self.is_written_already = batch_start.is_written_already(identity.batch_id, identity.query_id)
         self._skipped = 0
         self._fingerprint = 0
         self._has_begun = False
@@ -87,7 +87,7 @@ class ExactlyOnceTask:
             self._identity.partition,
             self._skipped if self._written is None else self._written.rows,
             self._written,
-            self._is_written_already,
+            self.is_written_already,
             self._fingerprint,
         )
 
@@ -97,9 +97,9 @@ class ExactlyOnceTask:
 
     def takes(self, topic: str, columns: RecordColumns) -> bool:
         self._fingerprint = (self._fingerprint + fingerprint(topic, columns)) % MODULUS
-        if self._is_written_already:
+        if self.is_written_already:
             self._skipped += columns.num_rows
-        return not self._is_written_already
+        return not self.is_written_already
 
     def begin(self, pool: ProducerPool, config: ProducerConfig) -> Producer:
         """Raises ProducerFencedError for a task that comes too late."""
@@ -179,7 +179,7 @@ def write_in_transaction(
     task = ExactlyOnceTask.in_process(config, batch_start, identity)
     delivery = TaskDelivery(config, pool, task)
     write_all(delivery, batches)
-    yield task_report(delivery.counts.delivered, delivery.batches, delivery.retries, task.outcome.to_json())
+    yield task_report(delivery.report, task.outcome.to_json())
 
 
 def streaming_task() -> TaskIdentity:

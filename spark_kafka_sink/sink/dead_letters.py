@@ -1,0 +1,240 @@
+"""Dead letters: rows that can never be written go to a topic of their own, with headers that say why.
+
+`DeadLetters` belongs to a task, and to its thread: it finds the rows of each batch (record/sifting.py), makes their
+records, and stops at the limit. On the driver `check_limit` adds up what the tasks report. A sink without
+errors.tolerance=all has no `DeadLetters`, and does nothing of this.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from pyspark import TaskContext
+
+from spark_kafka_sink.common.errors import TooManyDeadLettersError
+from spark_kafka_sink.producer.record_fields import SizeLimit
+from spark_kafka_sink.producer.writes import RowCounts, WriteReport
+from spark_kafka_sink.record.codecs import codec_for
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.headers import Header
+from spark_kafka_sink.record.sifting import (
+    Columns,
+    LimitsOf,
+    RowContent,
+    SiftRules,
+    Unwritable,
+    contents,
+    fits,
+    unwritable_rows,
+    without_rows,
+)
+from spark_kafka_sink.sink.options import MOST_DEAD_LETTERS_OPTION, SinkConfig
+from spark_kafka_sink.sink.schema import ALLOW_EARLY
+from spark_kafka_sink.sink.topic_limits import process_limits
+
+log = logging.getLogger(__name__)
+
+TOPIC_HEADER: Final = "__sink.errors.topic"
+PARTITION_HEADER: Final = "__sink.errors.partition"
+CLASS_HEADER: Final = "__sink.errors.exception.class.name"
+MESSAGE_HEADER: Final = "__sink.errors.exception.message"
+ROW_HEADER: Final = "__sink.errors.row"
+BATCH_HEADER: Final = "__sink.errors.batch.id"
+LEFT_OUT_HEADER: Final = "__sink.errors.left.out"
+"""Names what the record had and the dead letter does not have, because it would be too large with it."""
+
+_LONGEST_TEXT: Final = 500
+_LONGEST_TOPIC: Final = 300
+"""A name that is no topic's may be of any length. Topics have at most 249 characters."""
+
+
+class TaskPlace(NamedTuple):
+    """Where a task's rows come from. `batch_id`: None for a batch write."""
+
+    partition: int = 0
+    batch_id: str | None = None
+
+    @classmethod
+    def of_task(cls) -> TaskPlace:
+        """Return the place of the running task."""
+        context = TaskContext.get()
+        if context is None:
+            return cls()
+        return cls(context.partitionId(), context.getLocalProperty("streaming.sql.batchId"))
+
+
+class Letters(NamedTuple):
+    """The dead letters of one batch. `originals`: the rows as they came, by topic, for the fingerprint of exactly-once
+    delivery. The topic of a row without one is "".
+    """
+
+    records: RecordColumns | None
+    """None if they are written already."""
+    originals: Sequence[tuple[str, RecordColumns]]
+
+
+class LetterCounts(NamedTuple):
+    """What a task reports of its dead letters. `first`: as in `WriteReport`."""
+
+    counts: RowCounts
+    first: str | None
+
+
+class DeadLetters:
+    """The dead letters of one task. `limits_of` asks the brokers about a topic."""
+
+    def __init__(self, config: SinkConfig, limits_of: LimitsOf, place: TaskPlace) -> None:
+        assert config.dead_letter_topic is not None
+        self.topic: str = config.dead_letter_topic
+        self.counts = RowCounts()
+        self.first: str | None = None
+        self._most = config.most_dead_letters
+        self._limits_of = limits_of
+        self._place = place
+        self._rules = sift_rules(config)
+        self._rows = 0
+        """Rows of earlier batches."""
+        self._found = 0
+
+    @classmethod
+    def of(cls, config: SinkConfig) -> DeadLetters | None:
+        """Return the dead letters of the running task, None if the sink has none."""
+        if config.dead_letter_topic is None:
+            return None
+        return cls(config, process_limits(config.producer).of, TaskPlace.of_task())
+
+    @property
+    def report(self) -> LetterCounts:
+        return LetterCounts(self.counts, self.first)
+
+    def sift(
+        self, columns: Columns, known: Iterable[Unwritable] = (), *, is_written_already: bool = False
+    ) -> tuple[Columns, Letters | None]:
+        """Return the columns without the rows that can never be written, and the dead letters of those. `known`: rows
+        of this batch that the caller found. `is_written_already`: the rows are not sent, so no broker is asked.
+
+        Raises TooManyDeadLettersError above the limit, and KafkaError if the brokers could not be asked.
+        """
+        first_row = self._rows
+        self._rows += len(columns["value"])
+        faults = unwritable_rows(columns, self._rules, None if is_written_already else self._limits_of, known)
+        if not faults:
+            return columns, None
+        if not is_written_already:
+            self._count(faults, first_row)
+        rows = contents(columns, faults, self._rules)
+        records = None if is_written_already else self._records(rows, first_row)
+        return without_rows(columns, faults), Letters(records, _originals(rows))
+
+    def _count(self, faults: Sequence[Unwritable], first_row: int) -> None:
+        if self.first is None:
+            row, _, reason = faults[0]
+            self.first = f"row {first_row + row} of partition {self._place.partition}: {reason}"
+        self._found += len(faults)
+        if self._found > self._most:
+            raise too_many(self._found, self._most, self.first)
+
+    def _records(self, rows: Sequence[RowContent], first_row: int) -> RecordColumns:
+        limit = self._limits_of(self.topic, None).max_message_bytes
+        fitting = [self._fitting(row, self._reasons(row, first_row), limit) for row in rows]
+        return RecordColumns.from_rows(
+            [row.value for row, _ in fitting],
+            [row.key for row, _ in fitting],
+            [headers for _, headers in fitting],
+            [row.timestamp_ms if row.has_valid_time else None for row, _ in fitting],
+        )
+
+    def _fitting(
+        self, row: RowContent, reasons: list[Header], max_message_bytes: int | None
+    ) -> tuple[RowContent, list[Header]]:
+        """Return the row and its headers, without its value, headers or key if they make it too large."""
+        left_out: list[str] = []
+        headers = [*row.headers, *reasons]
+        for part in ("value", "headers", "key"):
+            if fits(row, headers, self._rules, max_message_bytes):
+                break
+            left_out.append(part)
+            row = _without(row, part)
+            headers = [*row.headers, *reasons, (LEFT_OUT_HEADER, ", ".join(left_out).encode())]
+        return row, headers
+
+    def _reasons(self, row: RowContent, first_row: int) -> list[Header]:
+        error, place = row.fault.error, self._place
+        texts = {
+            TOPIC_HEADER: None if row.topic is None else row.topic[:_LONGEST_TOPIC],
+            PARTITION_HEADER: None if row.partition is None else str(row.partition),
+            CLASS_HEADER: f"{error.__module__}.{error.__qualname__}",
+            MESSAGE_HEADER: row.fault.reason[:_LONGEST_TEXT],
+            ROW_HEADER: str(first_row + row.fault.row),
+        }
+        if place.batch_id is not None:
+            texts[BATCH_HEADER] = place.batch_id
+        return [(name, None if text is None else text.encode("utf-8", "replace")) for name, text in texts.items()]
+
+
+def sift_rules(config: SinkConfig) -> SiftRules:
+    """Return what the options say about rows."""
+    limit, producer = SizeLimit(config.producer), config.producer
+    return SiftRules(
+        topic=config.topic,
+        early_advice=None if config.allows_early_timestamps else ALLOW_EARLY,
+        max_bytes=limit.max_bytes,
+        size_setting=f"kafka.{limit.setting}",
+        codec=codec_for(producer.compression_type, producer.compression_level),
+    )
+
+
+def _without(row: RowContent, part: str) -> RowContent:
+    if part == "headers":
+        return row._replace(headers=[])
+    return row._replace(value=None) if part == "value" else row._replace(key=None)
+
+
+def _originals(rows: Sequence[RowContent]) -> list[tuple[str, RecordColumns]]:
+    by_topic: dict[str, list[RowContent]] = {}
+    for row in rows:
+        by_topic.setdefault(row.topic or "", []).append(row)
+    return [
+        (
+            topic,
+            RecordColumns.from_rows(
+                [row.value for row in own],
+                [row.key for row in own],
+                [row.headers for row in own],
+                [row.timestamp_ms for row in own],
+                [row.partition for row in own],
+            ),
+        )
+        for topic, own in by_topic.items()
+    ]
+
+
+# ---- on the driver ---------------------------------------------------------------------------------------------------
+
+
+def check_limit(config: SinkConfig, report: WriteReport) -> None:
+    """Raise TooManyDeadLettersError if the tasks together have more dead letters than the option allows."""
+    if report.dead_letters > config.most_dead_letters:
+        raise too_many(report.dead_letters, config.most_dead_letters, report.first_dead_letter)
+
+
+def log_letters(config: SinkConfig, report: WriteReport, whose: str) -> None:
+    """Log a warning if there are dead letters. `whose` begins it: "Batch 7"."""
+    if report.dead_letters:
+        log.warning(
+            "%s: %d rows cannot be written, and are in topic %s. The first is %s",
+            whose,
+            report.dead_letters,
+            config.dead_letter_topic,
+            report.first_dead_letter,
+        )
+
+
+def too_many(found: int, most: int, first: str | None) -> TooManyDeadLettersError:
+    return TooManyDeadLettersError(
+        f"At least {found} rows cannot be written, and {MOST_DEAD_LETTERS_OPTION}={most}. The first is {first}. Correct"
+        f" the query, or raise {MOST_DEAD_LETTERS_OPTION}.",
+        setting=MOST_DEAD_LETTERS_OPTION,
+    )

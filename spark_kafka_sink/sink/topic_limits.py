@@ -1,0 +1,114 @@
+"""What the brokers say about a topic: how many partitions it has, and how large a record it takes.
+
+Asked for by the tasks of a sink with dead letters, once for each topic and process, and again after
+metadata.max.age.ms or for a row whose partition the last answer did not have. Uses the client of the process, so only
+its one thread may call.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from spark_kafka_sink.admin.request_client import Timer
+from spark_kafka_sink.admin.topics import TopicCreation
+from spark_kafka_sink.common.clock import Clock, SystemClock
+from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import (
+    AuthenticationError,
+    InvalidTopicError,
+    KafkaError,
+    KafkaTimeoutError,
+)
+from spark_kafka_sink.record.sifting import TopicLimits
+from spark_kafka_sink.sink.exactly_once.cluster import process_client
+
+log = logging.getLogger(__name__)
+
+_MAX_BYTES: Final = "max.message.bytes"
+
+Read = Callable[[str], TopicLimits]
+
+
+class _Known(NamedTuple):
+    limits: TopicLimits
+    read_ms: int
+
+
+class TopicLimitsCache:
+    """Answers of the brokers, by topic. `read` asks them."""
+
+    def __init__(self, read: Read, clock: Clock, max_age_ms: int) -> None:
+        self._read = read
+        self._clock = clock
+        self._max_age_ms = max_age_ms
+        self._known: dict[str, _Known] = {}
+
+    def of(self, topic: str, highest: int | None) -> TopicLimits:
+        """Return the limits of `topic`; `highest` is the highest partition that a row names. A topic that does not
+        exist yet has no limits: the producer waits for it. Raises KafkaError if the brokers could not be asked.
+        """
+        known = self._known.get(topic)
+        if known is not None and self._clock.now_ms() - known.read_ms < self._max_age_ms:
+            count = known.limits.partitions
+            if highest is None or (count is not None and highest < count):
+                return known.limits
+        limits = self._read(topic)
+        if limits.partitions is not None or limits.is_invalid:
+            self._known[topic] = _Known(limits, self._clock.now_ms())
+        return limits
+
+
+_CACHES: Final[dict[tuple[int, object], TopicLimitsCache]] = {}
+
+
+def process_limits(config: ProducerConfig) -> TopicLimitsCache:
+    """Return the answers that this process has for the cluster of `config`."""
+    key = (os.getpid(), config.canonical())
+    found = _CACHES.get(key)
+    if found is None:
+        found = TopicLimitsCache(lambda topic: _ask(config, topic), SystemClock(), config.metadata_max_age_ms)
+        found = _CACHES.setdefault(key, found)
+    return found
+
+
+def _ask(config: ProducerConfig, topic: str) -> TopicLimits:
+    with process_client(config) as client:
+        timer = client.timer(config.max_block_ms)
+        try:
+            count = client.creation.count(topic, timer)
+        except InvalidTopicError:
+            return TopicLimits(is_invalid=True)
+        return TopicLimits(count, _max_message_bytes(client.creation, topic, timer)) if count else TopicLimits()
+
+
+def _max_message_bytes(creation: TopicCreation, topic: str, timer: Timer) -> int | None:
+    try:
+        text = creation.configs(topic, (_MAX_BYTES,), timer).get(_MAX_BYTES)
+    except (AuthenticationError, KafkaTimeoutError):
+        raise
+    except KafkaError as error:
+        _warn_once(topic, error)
+        return None
+    return int(text) if text and text.isdecimal() else None
+
+
+_warned: Final[set[str]] = set()
+
+
+def _warn_once(topic: str, error: KafkaError) -> None:
+    if topic in _warned:
+        return
+    _warned.add(topic)
+    log.warning(
+        "%s of topic %s is not known, so a record that is too large for it fails its task, and is no dead letter: %s To"
+        " let this principal read it: kafka-acls.sh --bootstrap-server HOST:PORT --add --allow-principal User:NAME"
+        " --operation DescribeConfigs --topic %s",
+        _MAX_BYTES,
+        topic,
+        error,
+        shlex.quote(topic),
+    )
