@@ -70,10 +70,10 @@ class PoolCollector(Collector):
                 _add(families, _OF_TOPIC, (*labels, topic), metrics)
             for node_id, metrics in producer.node_metrics().items():
                 _add(families, _OF_NODE, (*labels, node_id), metrics)
-        dead = CounterMetricFamily(_DEAD_LETTERS, "rows that went to the dead letters", labels=("topic",))
         for topic, rows in self._pool.dead_letters().items():
-            dead.add_metric((topic,), rows)
-        return [*families.values(), dead]
+            dead = CounterMetricFamily(_DEAD_LETTERS, "rows that went to the dead letters", labels=("topic",))
+            families.setdefault(_DEAD_LETTERS, dead).add_metric((topic,), rows)
+        return families.values()
 
 
 def _add(families: _Families, group: _Group, labels: tuple[str, ...], metrics: Mapping[str, float]) -> None:

@@ -63,7 +63,7 @@ class ExactlyOnceTask:
         self._batch_start = batch_start
         self._identity = identity
         self._describe = describe
-        self.is_written_already = batch_start.is_written_already(identity.batch_id, identity.query_id)
+        self._is_written_already = batch_start.is_written_already(identity.batch_id, identity.query_id)
         self._skipped = 0
         self._fingerprint = 0
         self._has_begun = False
@@ -87,7 +87,7 @@ class ExactlyOnceTask:
             self._identity.partition,
             self._skipped if self._written is None else self._written.rows,
             self._written,
-            self.is_written_already,
+            self._is_written_already,
             self._fingerprint,
         )
 
@@ -95,11 +95,15 @@ class ExactlyOnceTask:
     def is_prepared(self) -> bool:
         return self._written is not None
 
+    @property
+    def is_written_already(self) -> bool:
+        return self._is_written_already
+
     def takes(self, topic: str, columns: RecordColumns) -> bool:
         self._fingerprint = (self._fingerprint + fingerprint(topic, columns)) % MODULUS
-        if self.is_written_already:
+        if self._is_written_already:
             self._skipped += columns.num_rows
-        return not self.is_written_already
+        return not self._is_written_already
 
     def begin(self, pool: ProducerPool, config: ProducerConfig) -> Producer:
         """Raises ProducerFencedError for a task that comes too late."""

@@ -201,8 +201,24 @@ class Session:
 
 BATCH_START = BatchStart("p", OpenTransaction("p/driver", 1, 0, 2), TopicPartition("decisions", 0))
 OUTCOME = TaskOutcome(BATCH_START, 3, "q1", 0, 5, None)
-COUNTS = {"topic": None, "records": 0, "bytes": 0, "batches": 1, "retries": 0, "outcome": OUTCOME.to_json()}
-WRITTEN = {"topic": "orders", "partition": 0, "records": 5, "bytes": 50, "last_offset": 4, "batches": 0, "retries": 0}
+NO_LETTERS = {"dead_letters": 0, "first_dead_letter": None}
+COUNTS = NO_LETTERS | {
+    "topic": None,
+    "records": 0,
+    "bytes": 0,
+    "batches": 1,
+    "retries": 0,
+    "outcome": OUTCOME.to_json(),
+}
+WRITTEN = NO_LETTERS | {
+    "topic": "orders",
+    "partition": 0,
+    "records": 5,
+    "bytes": 50,
+    "last_offset": 4,
+    "batches": 0,
+    "retries": 0,
+}
 
 
 class ExactlyOnceSink(KafkaSink):

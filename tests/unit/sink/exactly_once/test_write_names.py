@@ -90,7 +90,8 @@ class Sink(KafkaSink):
 
     def _run_tasks(self, df: Any, write_task: Any, report_ddl: str) -> list[Any]:
         type(self).before()
-        counts = {"topic": None, "records": TASKS, "bytes": 0, "batches": 1, "retries": 0}
+        counts = {"topic": None, "records": TASKS, "bytes": 0, "batches": 1, "retries": 0, "dead_letters": 0}
+        counts["first_dead_letter"] = None
         return [counts | {"outcome": each.to_json()} for each in write_task(iter(()))]
 
 
