@@ -109,6 +109,13 @@ class DeadLetters:
     def report(self) -> LetterCounts:
         return LetterCounts(self.counts, self.first)
 
+    def log(self) -> None:
+        """Log a warning if there are any."""
+        if self.first is not None:
+            batch = "" if self._place.batch_id is None else f"Batch {self._place.batch_id}, "
+            whose = f"{batch}partition {self._place.partition}"
+            _log(whose, self.counts.acknowledged, self.topic, self.first)
+
     def sift(
         self, columns: Columns, known: Iterable[Unwritable] = (), *, is_written_already: bool = False
     ) -> tuple[Columns, Letters | None]:
@@ -223,13 +230,11 @@ def check_limit(config: SinkConfig, report: WriteReport) -> None:
 def log_letters(config: SinkConfig, report: WriteReport, whose: str) -> None:
     """Log a warning if there are dead letters. `whose` begins it: "Batch 7"."""
     if report.dead_letters:
-        log.warning(
-            "%s: %d rows cannot be written, and are in topic %s. The first is %s",
-            whose,
-            report.dead_letters,
-            config.dead_letter_topic,
-            report.first_dead_letter,
-        )
+        _log(whose, report.dead_letters, config.dead_letter_topic, report.first_dead_letter)
+
+
+def _log(whose: str, rows: int, topic: str | None, first: str | None) -> None:
+    log.warning("%s: %d rows cannot be written, and are in topic %s. The first is %s", whose, rows, topic, first)
 
 
 def too_many(found: int, most: int, first: str | None) -> TooManyDeadLettersError:

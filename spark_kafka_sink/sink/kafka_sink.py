@@ -102,6 +102,7 @@ class KafkaSink:
             return
         if error is None:
             writer.finish()
+            writer.log_letters()
         else:
             writer.abandon()
 
@@ -113,6 +114,7 @@ class KafkaSink:
         try:
             writer.write(rows)
             writer.finish()
+            writer.log_letters()
         finally:
             writer.abandon()
 

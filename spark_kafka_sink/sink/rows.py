@@ -35,7 +35,10 @@ from spark_kafka_sink.record.columns import (
 )
 from spark_kafka_sink.record.headers import field_names, header_pairs, headers_from_cells
 from spark_kafka_sink.record.kernel import IS_FULL, NOT_TAKEN, RowTaker, Step, bytes_step, headers_step, typed_step
+from spark_kafka_sink.record.sifting import Columns, Unwritable
+from spark_kafka_sink.sink.arrow_writer import columns_by_topic
 from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.loose_columns import loose_columns
 from spark_kafka_sink.sink.schema import (
     ALLOW_EARLY,
     HEADERS,
@@ -99,20 +102,21 @@ MOST_LAYOUTS: Final = 256
 """The most layouts that are kept."""
 
 
-def taken(rows: Iterable[Any], first: int) -> list[Taken]:
+def taken(rows: Iterable[Any], first: int, *, takes_unnamed: bool = False) -> list[Taken]:
     """Take `rows`, each as it is when it comes: an iterator may use one dict or bytearray for all of them. `first` is
-    the number of the first row. Raises SchemaError for a row without names.
+    the number of the first row. Raises SchemaError for a row without names, and unless `takes_unnamed` for a header
+    without a name.
     """
     are_fixed = _CHANGEABLE.isdisjoint  # not in a function: its call would take as long as the check
     return [
         (tuple(names), row)
         if type(row) is Row and type(names := getattr(row, "__fields__", None)) is list and are_fixed(map(type, row))
-        else _snapshot(row, number)
+        else _snapshot(row, number, takes_unnamed=takes_unnamed)
         for number, row in enumerate(rows, first)
     ]
 
 
-def _snapshot(row: Any, number: int) -> Taken:
+def _snapshot(row: Any, number: int, *, takes_unnamed: bool) -> Taken:
     """Copy row `number`, which is a Row, a named tuple or a mapping: its owner may change its values before it is sent.
     Raises SchemaError for a row without names.
     """
@@ -128,13 +132,13 @@ def _snapshot(row: Any, number: int) -> Taken:
     if HEADERS in own:
         at = own.index(HEADERS)
         if at < len(cells) and type(cells[at]) in (list, tuple):
-            cells[at] = _pairs(cells[at], number)
+            cells[at] = _pairs(cells[at], number, takes_unnamed=takes_unnamed)
     return own, cells
 
 
-def _pairs(headers: Any, number: int) -> list[tuple[Any, Any]]:
+def _pairs(headers: Any, number: int, *, takes_unnamed: bool) -> list[tuple[Any, Any]]:
     try:
-        return header_pairs(headers, f"row {number}")
+        return header_pairs(headers, f"row {number}", takes_unnamed=takes_unnamed)
     except SerializationError as unclear:
         raise SchemaError(str(unclear)) from None
 
@@ -288,7 +292,7 @@ class RowBlock:
         counts += [len(headers) if headers else 0 for headers in values]
         self._header_keys += [key for key, _ in pairs]
         self._header_values += [value for _, value in pairs]
-        return sum(_HEADER_BYTES + len(key) + len(value or b"") for key, value in pairs)
+        return sum(_HEADER_BYTES + len(key or "") + len(value or b"") for key, value in pairs)
 
     def _fields(self, layout: RowLayout, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
         """Return the columns of `rows`. Raises SchemaError for a row with more or fewer values than names."""
@@ -320,6 +324,12 @@ class RowBlock:
             yield topics[0], records
         else:
             yield from by_topic(records, binary_array(topics, TOPIC, numbers), NULL_TOPIC)
+
+    def loose_columns(self) -> tuple[Columns, Sequence[Unwritable]]:
+        """Return the block as columns for `TaskDelivery.sifted`, and the rows that are known to be unwritable."""
+        cells = {name: self._column(name, self.num_rows) for name in self._columns}
+        header_cells = self._header_keys, self._header_values
+        return loose_columns(cells, header_cells, _datetime_ms, allows_early=self._allows_early)
 
     def _record_columns(self, columns: dict[str, Column], numbers: Sequence[int]) -> RecordColumns:
         keys, counts, places = columns.get(KEY), columns.get(HEADERS), columns.get(PARTITION)
@@ -444,6 +454,12 @@ class PartitionWriter:
         finally:
             self.abandon()
 
+    def log_letters(self) -> None:
+        """Log a warning if there are dead letters. For interfaces without a driver to which the task could report."""
+        letters = self._delivery.letters
+        if letters is not None:
+            letters.log()
+
     def abandon(self) -> None:
         """Give the producer back without waiting. Rows that were sent may still be delivered."""
         self._pending = []
@@ -479,7 +495,8 @@ class PartitionWriter:
 
     def _taken(self, rows: Iterable[Any]) -> list[Taken]:
         try:
-            return taken(rows, self._collected + self._block.num_rows + len(self._pending))
+            first = self._collected + self._block.num_rows + len(self._pending)
+            return taken(rows, first, takes_unnamed=self._delivery.letters is not None)
         except Exception as error:
             self._counts.fail(error)
             raise
@@ -513,8 +530,13 @@ class PartitionWriter:
         block = self._block
         self._collected += block.num_rows
         self._block = self._new_block(self._collected)
-        if block.num_rows:
+        if not block.num_rows:
+            return
+        if self._delivery.letters is None:
             self._delivery.send_each(block.by_topic())
+        else:
+            columns = self._delivery.sifted(*block.loose_columns())
+            self._delivery.send_each(columns_by_topic(self._config, columns))
 
     def _new_block(self, first: int) -> RowBlock:
         return RowBlock(self._layouts, first, allows_early=self._config.allows_early_timestamps)
