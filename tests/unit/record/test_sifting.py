@@ -40,7 +40,7 @@ ADVICE: Final = " Allow it."
 
 
 def rules(**changes: Any) -> SiftRules:
-    usual = {
+    usual: dict[str, Any] = {
         "topic": "orders",
         "early_advice": ADVICE,
         "max_bytes": 1_000,

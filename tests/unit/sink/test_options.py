@@ -187,6 +187,44 @@ def test_early_timestamps_are_refused_unless_the_option_allows_them() -> None:
         parse(**{"timestamp.allow.before.1980": "yes"})
 
 
+DEAD_LETTERS = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": " dead "}
+
+
+def test_dead_letters_need_their_options() -> None:
+    assert (parse().dead_letter_topic, parse().most_dead_letters) == (None, 1000)
+    assert parse(**{"errors.tolerance": "None"}) == parse()
+    found = parse(**DEAD_LETTERS, **{"errors.deadletterqueue.max.rows": " 5 "})
+    assert (found.dead_letter_topic, found.most_dead_letters) == ("dead", 5)
+    assert "errors.tolerance=all, errors.deadletterqueue.topic.name='dead'" in found.describe()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"errors.tolerance": "some"}, r"errors\.tolerance must be none or all, not 'some'"),
+        (
+            {"errors.tolerance": "all"},
+            r"needs a topic for the rows that cannot be written: set errors\.deadletterqueue",
+        ),
+        ({**DEAD_LETTERS, "errors.deadletterqueue.topic.name": " "}, r"topic\.name is empty"),
+        ({"errors.deadletterqueue.topic.name": "dead"}, r"topic\.name has no effect without errors\.tolerance=all"),
+        ({"errors.deadletterqueue.max.rows": "5"}, r"max\.rows has no effect without errors\.tolerance=all"),
+        ({**DEAD_LETTERS, "topic": "dead"}, "'dead' is also topic: give the dead letters a topic of their own"),
+        (
+            {**DEAD_LETTERS, "errors.deadletterqueue.topic.name": "__spark_kafka_sink_decisions"},
+            r"is also decision\.topic",
+        ),
+        *(
+            ({**DEAD_LETTERS, "errors.deadletterqueue.max.rows": text}, "must be a whole number of 1 or more")
+            for text in ("0", "-1", "many", "1.5", "", "9" * 19)
+        ),
+    ],
+)
+def test_wrong_options_of_dead_letters_are_refused(options: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        parse(**options)
+
+
 def test_default_guarantee_is_at_least_once() -> None:
     assert parse(**{"delivery.guarantee": "At-Least-Once"}) == parse()
 

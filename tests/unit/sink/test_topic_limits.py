@@ -1,0 +1,75 @@
+"""The limits of topics, as a task knows them: asked for once, and again when they may have changed."""
+
+from __future__ import annotations
+
+import pytest
+from support.fake_clock import FakeClock
+
+from spark_kafka_sink.common.errors import KafkaTimeoutError
+from spark_kafka_sink.record.sifting import TopicLimits
+from spark_kafka_sink.sink.topic_limits import TopicLimitsCache
+
+
+class Brokers:
+    """Answer by topic. Count the questions."""
+
+    def __init__(self) -> None:
+        self.limits = {"t": TopicLimits(4, 1_000), "bad": TopicLimits(is_invalid=True), "new": TopicLimits()}
+        self.asked: list[str] = []
+
+    def read(self, topic: str) -> TopicLimits:
+        self.asked.append(topic)
+        return self.limits[topic]
+
+
+@pytest.fixture
+def brokers() -> Brokers:
+    return Brokers()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def cache(brokers: Brokers, clock: FakeClock) -> TopicLimitsCache:
+    return TopicLimitsCache(brokers.read, clock, 60_000)
+
+
+def test_a_topic_is_asked_for_once(cache: TopicLimitsCache, brokers: Brokers) -> None:
+    assert [cache.of(*asked) for asked in (("t", None), ("t", 3), ("t", None))] == [brokers.limits["t"]] * 3
+    assert [cache.of("bad", None).is_invalid for _ in range(2)] == [True, True]
+    assert brokers.asked == ["t", "bad"]
+
+
+def test_a_partition_that_is_not_known_is_asked_for_each_time(cache: TopicLimitsCache, brokers: Brokers) -> None:
+    """Partitions may have been added. A row is unwritable only if the newest answer says so."""
+    assert [cache.of("t", 4).partitions for _ in range(2)] == [4, 4]
+    brokers.limits["t"] = TopicLimits(5, 1_000)
+    assert cache.of("t", 4).partitions == 5
+    assert cache.of("t", 4).partitions == 5
+    assert brokers.asked == ["t"] * 3
+
+
+def test_limits_are_read_again_after_some_time(cache: TopicLimitsCache, brokers: Brokers, clock: FakeClock) -> None:
+    cache.of("t", None)
+    brokers.limits["t"] = TopicLimits(4, 500)
+    clock.advance(59_999)
+    assert cache.of("t", None).max_message_bytes == 1_000
+    clock.advance(1)
+    assert cache.of("t", None).max_message_bytes == 500
+
+
+def test_a_topic_that_does_not_exist_yet_is_asked_for_again(cache: TopicLimitsCache, brokers: Brokers) -> None:
+    assert cache.of("new", 2) == TopicLimits()
+    brokers.limits["new"] = TopicLimits(3)
+    assert cache.of("new", None) == TopicLimits(3)
+
+
+def test_brokers_that_cannot_be_asked_fail_the_task(clock: FakeClock) -> None:
+    def fail(topic: str) -> TopicLimits:
+        raise KafkaTimeoutError(topic)
+
+    with pytest.raises(KafkaTimeoutError):
+        TopicLimitsCache(fail, clock, 60_000).of("t", None)
