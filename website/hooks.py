@@ -34,8 +34,9 @@ ELSEWHERE: Final = {
 """Pages outside docs/, and where they stand in the site."""
 NAVIGATION: Final[dict[str, tuple[str, ...]]] = {
     "Use": (
-        "exactly-once.md", "options.md", "security.md", "monitoring.md", "troubleshooting.md", "producer.md",
-        "embedded-broker.md", "jobs.md", "migrating-from-spark-kafka.md", "migrating-from-confluent-kafka.md",
+        "exactly-once.md", "dead-letters.md", "options.md", "security.md", "monitoring.md", "troubleshooting.md",
+        "producer.md", "embedded-broker.md", "jobs.md", "migrating-from-spark-kafka.md",
+        "migrating-from-confluent-kafka.md",
     ),
     "Platforms": (
         "deploying.md", "platforms.md", "managed-kafka.md", "declarative-pipelines.md", "pyspark-versions.md",

@@ -20,9 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 
 from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.sink.arrow_writer import columns_by_topic
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.exactly_once import session as session_module
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, describe_in_process
@@ -39,7 +41,9 @@ DRIVERS_REQUESTS = 18
 
 
 class Query(NamedTuple):
-    """The settings that all processes of the query share. A batch has `rows` rows."""
+    """The settings that all processes of the query share. A batch has `rows` rows. With `dead`, a topic of dead
+    letters, every fourth row can never be written: it asks for a partition that no topic has.
+    """
 
     servers: str
     topic: str
@@ -47,6 +51,7 @@ class Query(NamedTuple):
     rows: int = 20
     timeout_ms: int = 60_000
     decisions: str = DECISION_TOPIC
+    dead: str = ""
 
     def config(self) -> SinkConfig:
         return SinkConfig.from_options(
@@ -59,6 +64,8 @@ class Query(NamedTuple):
                 "kafka.transaction.timeout.ms": self.timeout_ms,
                 "kafka.linger.ms": 0,
                 "kafka.retry.backoff.ms": 20,
+                "errors.tolerance": "all" if self.dead else "none",
+                "errors.deadletterqueue.topic.name": self.dead or None,
             }
         )
 
@@ -69,6 +76,9 @@ class Query(NamedTuple):
         written = self.checkpoint.with_suffix(".new")
         written.write_text(str(batch + 1))
         written.rename(self.checkpoint)
+
+    def is_bad(self, number: int) -> bool:
+        return bool(self.dead) and number % 4 == 1
 
     def row(self, number: int) -> tuple[bytes, bytes]:
         return str(number % KEYS).encode(), str(number).encode()
@@ -103,11 +113,23 @@ class Query(NamedTuple):
         delivery = TaskDelivery(config, process_pool(), transaction)
         try:
             for key, value in rows:
-                delivery.send(self.topic, RecordColumns.from_rows([value], [key]))
+                if self.dead:
+                    delivery.send_each(columns_by_topic(config, delivery.sifted(self._columns(key, value))))
+                else:
+                    delivery.send(self.topic, RecordColumns.from_rows([value], [key]))
             delivery.finish()
         finally:
             delivery.abandon()
         return transaction.outcome
+
+    def _columns(self, key: bytes, value: bytes) -> dict[str, pa.Array]:
+        number = int(value)
+        partition = [-1, 99][number % 8 // 4] if self.is_bad(number) else None
+        return {
+            "value": pa.array([value]),
+            "key": pa.array([key]),
+            "partition": pa.array([partition], pa.int32()),
+        }
 
 
 class DyingCluster:
@@ -222,8 +244,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, help="kill that many processes")
     parser.add_argument("--batches", type=int, help="or run that many batches in this one")
     parser.add_argument("--decisions", default=DECISION_TOPIC, help="the decision topic")
+    parser.add_argument("--dead", default="", help="the topic of dead letters")
     options = parser.parse_args()
-    query = Query(options.servers, options.topic, options.checkpoint, decisions=options.decisions)
+    query = Query(options.servers, options.topic, options.checkpoint, decisions=options.decisions, dead=options.dead)
     if options.kills is not None:
         kill_many(query, options.kills, options.seed)
     else:

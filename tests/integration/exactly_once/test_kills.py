@@ -26,7 +26,7 @@ from support.raw_transactions import LIMIT_MS, RawTransactions
 
 from spark_kafka_sink.admin.transaction_values import EndTxnStatus, TransactionState
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.local import EmbeddedKafka
+from spark_kafka_sink.local import Admin, EmbeddedKafka
 from spark_kafka_sink.sink.exactly_once.cluster import connect
 from spark_kafka_sink.sink.exactly_once.messages import TransactionLostError
 from spark_kafka_sink.sink.exactly_once.operator import main
@@ -72,6 +72,25 @@ def test_drivers_killed_at_any_time_lose_and_duplicate_nothing(
         check_nothing_open(servers, three_partitions)
     except AssertionError as error:
         raise AssertionError(f"EXACTLY_ONCE_SEED={SEED}: {error}") from error
+
+
+def test_killed_drivers_lose_and_duplicate_no_dead_letter(servers: str, three_partitions: str, tmp_path: Path) -> None:
+    """Every row of a finished batch is there once, in its topic or in the dead letters."""
+    dead = f"{three_partitions}-dead"
+    Admin(servers).create_topic(dead, 3)
+    kills = max(4, KILLS // 2)
+    more = ("--dead", dead, "--kills", str(kills), "--seed", str(SEED))
+    process = start(servers, three_partitions, tmp_path / "c", *more)
+    said, _ = process.communicate(timeout=60 + 5 * kills)
+    assert process.returncode == 0, f"seed {SEED}"
+    result = json.loads(said)
+    assert (result["finished"], result["status"]) == (result["last"], 0), f"EXACTLY_ONCE_SEED={SEED}: {result}"
+    query = Query(servers, three_partitions, tmp_path / "c", dead=dead)
+    rows = range(result["finished"] * query.rows)
+    found = visible_values(servers, three_partitions), visible_values(servers, dead)
+    bad = [row for row in rows if query.is_bad(row)]
+    assert found == ([row for row in rows if not query.is_bad(row)], bad), f"EXACTLY_ONCE_SEED={SEED}"
+    check_nothing_open(servers, three_partitions)
 
 
 def await_batch(query: Query, process: subprocess.Popen[str], before: int) -> None:
