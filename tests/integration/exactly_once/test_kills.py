@@ -80,8 +80,8 @@ def test_killed_drivers_lose_and_duplicate_no_dead_letter(servers: str, three_pa
     Admin(servers).create_topic(dead, 3)
     kills = max(4, KILLS // 2)
     more = ("--dead", dead, "--kills", str(kills), "--seed", str(SEED))
-    process = start(servers, three_partitions, tmp_path / "c", *more)
-    said, _ = process.communicate(timeout=60 + 5 * kills)
+    with started(servers, three_partitions, tmp_path / "c", *more) as process:
+        said, _ = process.communicate(timeout=120 + 10 * kills)
     assert process.returncode == 0, f"seed {SEED}"
     result = json.loads(said)
     assert (result["finished"], result["status"]) == (result["last"], 0), f"EXACTLY_ONCE_SEED={SEED}: {result}"
