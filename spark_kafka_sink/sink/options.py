@@ -50,9 +50,9 @@ _OPTIONS: Final = (
     "metrics.port",
     "metrics.host",
     EARLY_OPTION,
-    *_OF_EXACTLY_ONCE,
     TOLERANCE_OPTION,
     *_OF_DEAD_LETTERS,
+    *_OF_EXACTLY_ONCE,
 )
 _LONGEST_PREFIX: Final = 200
 
