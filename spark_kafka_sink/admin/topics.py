@@ -56,6 +56,13 @@ class TopicsMetadata(Metadata):
                 self._new_topics |= new
                 self.request_update_for_new_topics()
 
+    def remove_topic(self, topic: str) -> None:
+        """Ask no more for this topic, and raise none of its errors."""
+        with self._lock:
+            self._topics -= {topic}
+            self._asked_for -= {topic}
+            self._new_topics -= {topic}
+
     def maybe_raise_any_error(self) -> None:
         with self._lock:
             unauthorized, invalid = self._unauthorized_topics, self._invalid_topics
@@ -149,6 +156,10 @@ class TopicCreation:
                 f"Topic {topic} was not looked up within {timer.timeout_ms} ms. Last: {why}", topic=topic
             )
         return len(self._metadata.fetch().partitions_for_topic(topic))
+
+    def forget(self, topic: str) -> None:
+        """Ask no more for this topic: other calls on the client would get its errors again."""
+        self._metadata.remove_topic(topic)
 
     def ensure(self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer) -> int:
         """Return the topic's number of partitions. Create a missing topic first, with `most_replicas` replicas or as

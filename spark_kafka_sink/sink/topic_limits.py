@@ -81,6 +81,7 @@ def _ask(config: ProducerConfig, topic: str) -> TopicLimits:
         try:
             count = client.creation.count(topic, timer)
         except InvalidTopicError:
+            client.creation.forget(topic)
             return TopicLimits(is_invalid=True)
         return TopicLimits(count, _max_message_bytes(client.creation, topic, timer)) if count else TopicLimits()
 

@@ -10,17 +10,18 @@ import pyarrow as pa
 import pytest
 from kio.schema.errors import ErrorCode
 from support.scripted_broker.cluster import ScriptedCluster
-from support.scripted_broker.faults import fail_with
+from support.scripted_broker.faults import fail_with, refuse_topic
 from support.scripted_server import ScriptedServer
 
 from spark_kafka_sink.common.clock import SystemClock
-from spark_kafka_sink.common.errors import KafkaTimeoutError, RecordTooLargeError
+from spark_kafka_sink.common.errors import InvalidTopicError, KafkaTimeoutError, RecordTooLargeError
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 from spark_kafka_sink.sink.arrow_writer import write_arrow
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 
 DESCRIBE_CONFIGS = 32
+METADATA = 3
 
 
 class Stage:
@@ -101,6 +102,14 @@ def test_without_the_permission_a_large_record_fails_its_task(stage: Stage, capl
     (warning,) = [text for text in caplog.messages if "max.message.bytes of topic small is not known" in text]
     assert "--operation DescribeConfigs --topic small" in warning
     assert stage.values("dead") == []
+
+
+def test_a_topic_that_brokers_call_invalid_is_a_fault_of_its_rows(stage: Stage) -> None:
+    """Some brokers have narrower rules. The error does not come back with the questions for other topics."""
+    stage.cluster.on(METADATA, refuse_topic("odd", InvalidTopicError), times=None)
+    stage.write(value=column("v", "w"), topic=column("odd", "orders"))
+    stage.write(value=column("x"), topic=column("small"), partition=column(5, of=pa.int32()))
+    assert (stage.values("orders"), stage.values("dead")) == ([b"w"], [b"v", b"x"])
 
 
 def test_a_topic_that_does_not_exist_is_no_fault_of_its_rows(stage: Stage) -> None:

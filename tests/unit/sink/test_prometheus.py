@@ -81,6 +81,18 @@ def samples(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
     return found
 
 
+def test_dead_letters_are_counted_by_topic() -> None:
+    producers = pool()
+    for topic, rows in (("dead", 2), ("other", 1), ("dead", 3)):
+        producers.count_dead_letters(topic, rows)
+    (family,) = PoolCollector(producers).collect()
+    found = {(sample.name, sample.labels["topic"]): sample.value for sample in family.samples}
+    assert found == {
+        ("kafka_sink_dead_letters_total", "dead"): 5,
+        ("kafka_sink_dead_letters_total", "other"): 1,
+    }
+
+
 def test_totals_are_counters_and_the_rest_gauges() -> None:
     producers = pool()
     producers.acquire(config(**{"client.id": "orders"}))
