@@ -132,8 +132,8 @@ def test_rows_like_the_first_one_are_taken_by_the_kernel(
     in_python: list[object] = []
     own_taken = rows_module.taken
 
-    def taken(source: Iterable[object], first: int) -> list[Taken]:
-        found = own_taken(source, first)
+    def taken(source: Iterable[object], first: int, **named: bool) -> list[Taken]:
+        found = own_taken(source, first, **named)
         in_python.extend(found)
         return found
 
