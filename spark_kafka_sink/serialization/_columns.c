@@ -60,7 +60,8 @@ static int is_possible(const node *of)
     }
     if (is_text_or_bytes(of->op))
         return of->how != SYMBOL || has_symbols(of);
-    return of->how == PLAIN || of->op == STRUCT || of->op == ABSENT || (of->arg > 0 && of->extra_size % 16 == 0);
+    int has_no_unit = of->op == STRUCT || of->op == ABSENT || of->op == F16 || of->op == F32 || of->op == F64;
+    return of->how == PLAIN || has_no_unit || (of->arg > 0 && of->extra_size % 16 == 0);
 }
 
 /* Fills a node from its numbers in the plan. */

@@ -50,6 +50,8 @@ enum { AS_FIXED, AS_BYTES };                                                    
 enum { RECORD, UNION };                                                                /* structs, in Avro */
 enum { NULL_IS_BAD, NOTHING };                                                         /* what is absent, in Avro */
 enum { WITH_NULLS, WITHOUT_NULLS };                                                    /* structs, in JSON */
+enum { ANY_NUMBER, FINITE };                                                           /* float and double, in JSON */
+enum { REQUIRED = -2 }; /* the branch of null, in JSON: a null is an error */
 
 /* Why a row could not be written: as in plan.py. */
 enum { FULL = 1, IS_NULL, TOO_LARGE, NO_SYMBOL, WRONG_SIZE, OUT_OF_RANGE, INEXACT, CORRUPT };

@@ -150,6 +150,21 @@ static inline uint8_t *put_integer(const node *of, int64_t number, uint8_t *at)
     return put_digits(at, size);
 }
 
+/* `number - number` is not 0 for NaN and infinity. */
+static inline uint8_t *put_floating(writer *to, const node *of, double number, uint8_t *at)
+{
+    if (UNLIKELY(of->how == FINITE && number - number != 0))
+        return refused(to, of, OUT_OF_RANGE);
+    return put_double(at, number, to->powers, 1);
+}
+
+static inline uint8_t *put_single(writer *to, const node *of, float number, uint8_t *at)
+{
+    if (UNLIKELY(of->how == FINITE && number - number != 0))
+        return refused(to, of, OUT_OF_RANGE);
+    return put_float(at, number, to->powers, 1);
+}
+
 /* Writes the digits of a number of 128 bits, and returns where they end. */
 static uint8_t *put_long_digits(uint8_t *at, uint64_t high, uint64_t low)
 {
@@ -384,6 +399,8 @@ static uint8_t *put_struct(writer *to, const node *of, int64_t row, uint8_t *at)
         const node *child = of->children + index, *value = child;
         int64_t place = row;
         int is_there = value->op == DICT ? found(&value, &place) : is_valid(value, place);
+        if (is_there == 0 && UNLIKELY(child->null_branch == REQUIRED))
+            return refused(to, child, IS_NULL);
         if (is_there == 0 && of->how == WITHOUT_NULLS)
             continue;
         if (UNLIKELY(is_there < 0))
@@ -485,9 +502,9 @@ static uint8_t *put_bytes(writer *to, const node *of, int64_t row, uint8_t *at)
 static uint8_t *put_value_at(writer *to, const node *of, int64_t row, uint8_t *at)
 {
     switch (of->op) {
-    case F64: return put_double(at, f64_at(of->values, row), to->powers, 1);
-    case F32: return put_float(at, f32_at(of->values, row), to->powers, 1);
-    case F16: return put_float(at, half_at(of->values, row), to->powers, 1);
+    case F64: return put_floating(to, of, f64_at(of->values, row), at);
+    case F32: return put_single(to, of, f32_at(of->values, row), at);
+    case F16: return put_single(to, of, half_at(of->values, row), at);
     case BOOL: return is_true(of, row) ? put_text(at, "true", 4) : put_text(at, "false", 5);
     case I8:
     case I16:
@@ -519,5 +536,7 @@ uint8_t *put_json(writer *to, const node *of, int64_t row, uint8_t *at)
         return refused(to, of, CORRUPT);
     if (UNLIKELY(to->end - at < ROOM))
         return refused(to, of, FULL);
-    return is_there == 0 ? put_text(at, "null", 4) : put_value_at(to, value, row, at);
+    if (is_there > 0)
+        return put_value_at(to, value, row, at);
+    return of->null_branch == REQUIRED ? refused(to, of, IS_NULL) : put_text(at, "null", 4);
 }

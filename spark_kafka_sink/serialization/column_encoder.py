@@ -1,4 +1,4 @@
-"""Encodes Arrow columns in the format that a `ColumnFormat` says: Avro, or JSON in the form of Spark's `to_json`.
+"""Encodes Arrow columns in the format that a `ColumnFormat` says: Avro, or JSON in the form of `to_json`.
 
 The compiled kernel (`_columns.c`) writes row after row into one output, without a Python object for a row. Without the
 kernel python_rows.py writes the same bytes, slowly. An encoder learns how large its rows are, so that the next output
@@ -21,10 +21,12 @@ from spark_kafka_sink.serialization.avro_schema import parse_schema
 from spark_kafka_sink.serialization.column_format import (
     AVRO,
     JSON,
+    JSON_SCHEMA,
     BadRow,
     ColumnFormat,
     EncodedColumn,
 )
+from spark_kafka_sink.serialization.json_schema import json_schema_plan
 from spark_kafka_sink.serialization.json_text import json_plan
 from spark_kafka_sink.serialization.plan import Bound, Node, Plan, powers_of_ten
 from spark_kafka_sink.serialization.python_rows import BadValue, row_writer
@@ -203,4 +205,15 @@ def _json(column_format: ColumnFormat, data_type: pa.DataType) -> _Made:
     return _Made(JSON_FORM, json_plan(column_format.json, data_type, column_format.field))
 
 
-_PLANS: Final[Mapping[str, Callable[[ColumnFormat, pa.DataType], _Made]]] = {AVRO: _avro, JSON: _json}
+def _json_schema(column_format: ColumnFormat, data_type: pa.DataType) -> _Made:
+    schema = column_format.schema
+    if schema is None:
+        raise ConfigError(f"{column_format.field}.schema is missing: the format json-schema has one.")
+    return _Made(JSON_FORM, json_schema_plan(schema, column_format.json, data_type, column_format.field))
+
+
+_PLANS: Final[Mapping[str, Callable[[ColumnFormat, pa.DataType], _Made]]] = {
+    AVRO: _avro,
+    JSON: _json,
+    JSON_SCHEMA: _json_schema,
+}

@@ -75,6 +75,10 @@ RECORD, UNION = range(2)
 """Structs in Avro: all fields, or the first that is not null."""
 NULL_IS_BAD, NOTHING = range(2)
 """Absent values in Avro, outside of a union: an error, or no bytes (the type null)."""
+FINITE: Final = 1
+"""Float and double in JSON: NaN and infinity are an error."""
+REQUIRED: Final = -2
+"""The branch of null in JSON: a null is an error."""
 WITH_NULLS, WITHOUT_NULLS = range(2)
 """Structs in JSON: with or without the fields that are null."""
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
+from math import isfinite
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ import pyarrow as pa
 from spark_kafka_sink.record.arrow import as_binary
 from spark_kafka_sink.serialization.plan import (
     AS_BYTES,
+    FINITE,
     INEXACT,
     IS_NULL,
     NO_SYMBOL,
@@ -29,6 +31,7 @@ from spark_kafka_sink.serialization.plan import (
     OF_SIZE,
     OUT_OF_RANGE,
     REASONS,
+    REQUIRED,
     SYMBOL,
     TOO_LARGE,
     UNION,
@@ -354,6 +357,8 @@ def _json_writer(node: Node) -> Write:
 
     def written(output: bytearray, value: Any) -> None:
         if value is None:
+            if node.null_branch == REQUIRED:
+                raise BadValue(node, IS_NULL)
             output += b"null"
         else:
             write(output, value)
@@ -396,6 +401,12 @@ def java_text(number: float, *, is_float: bool) -> str:
     if len("".join(map(str, digits)).rstrip("0")) == 1:  # of two digits, the nearest may be another
         _, digits, exponent = _of_two_digits(number).as_tuple()
     return number_text(number, digits, int(exponent))
+
+
+def _floating_text(node: Node, number: float, *, is_float: bool) -> str:
+    if node.how == FINITE and not isfinite(number):
+        raise BadValue(node, OUT_OF_RANGE)
+    return java_text(number, is_float=is_float)
 
 
 def _as_float(number: float) -> float:
@@ -510,11 +521,12 @@ _TIMES: Final[Mapping[How, Callable[[Node, int], str]]] = {
 
 def _json_struct(node: Node) -> Write:
     parts = [(child.name, _json_writer(child)) for child in node.children]
+    is_left_out = [node.how == WITHOUT_NULLS and child.null_branch != REQUIRED for child in node.children]
 
     def write(output: bytearray, value: tuple[Any, ...]) -> None:
         start = len(output)
-        for (name, write_part), part in zip(parts, value, strict=True):
-            if part is not None or node.how != WITHOUT_NULLS:
+        for (name, write_part), left_out, part in zip(parts, is_left_out, value, strict=True):
+            if part is not None or not left_out:
                 output += name
                 write_part(output, part)
         output[start : start + 1] = b"{"  # in place of the first name's comma
@@ -563,9 +575,9 @@ def _json_entry(node: Node) -> Write:
 _JSON: Final[Mapping[Op, Callable[[Node], Write]]] = {
     Op.ABSENT: _nothing,
     Op.BOOL: _texted(lambda _, value: "true" if value else "false"),
-    Op.F16: _texted(lambda _, value: java_text(value, is_float=True)),
-    Op.F32: _texted(lambda _, value: java_text(value, is_float=True)),
-    Op.F64: _texted(lambda _, value: java_text(value, is_float=False)),
+    Op.F16: _texted(lambda node, value: _floating_text(node, value, is_float=True)),
+    Op.F32: _texted(lambda node, value: _floating_text(node, value, is_float=True)),
+    Op.F64: _texted(lambda node, value: _floating_text(node, value, is_float=False)),
     Op.DECIMAL: _texted(_decimal_text),
     Op.STRUCT: _json_struct,
     Op.MAP: _json_map,

@@ -13,8 +13,9 @@ import pyarrow as pa
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.serialization.avro_schema import parse_schema, schema_text
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.column_format import AVRO, JSON, ColumnFormat
+from spark_kafka_sink.serialization.column_format import AVRO, JSON, JSON_SCHEMA, ColumnFormat
 from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.json_schema import json_schema_text
 
 
 def column_format(settings: FormatSettings, data_type: pa.DataType) -> ColumnFormat:
@@ -55,6 +56,12 @@ def _avro_schema(settings: FormatSettings, data_type: pa.DataType) -> str:
     return schema_text(data_type, settings.field, settings.nullable)
 
 
+def _json_schema(settings: FormatSettings, data_type: pa.DataType) -> str:
+    if settings.schema is not None:
+        return settings.schema
+    return json_schema_text(data_type, settings.field, settings.json)
+
+
 def _no_schema(settings: FormatSettings, _data_type: pa.DataType) -> None:
     if settings.schema is not None:
         raise ConfigError(
@@ -65,4 +72,5 @@ def _no_schema(settings: FormatSettings, _data_type: pa.DataType) -> None:
 _SCHEMAS: Final[Mapping[str, Callable[[FormatSettings, pa.DataType], str | None]]] = {
     AVRO: _avro_schema,
     JSON: _no_schema,
+    JSON_SCHEMA: _json_schema,
 }

@@ -1,0 +1,231 @@
+"""JSON Schemas of columns: made of an Arrow type, or given and then checked against it.
+
+The values are the JSON of json_text.py. A made schema (draft 7) is closed (`additionalProperties` is false): a registry
+then takes one more optional field for compatible. Of a given schema the types, `properties`, `required`,
+`additionalProperties`, `items`, `oneOf`, `anyOf` and local `$ref` are checked; what it says about single values, such
+as `pattern` or `maximum`, is not. Runs on the driver and at the start of a task; no state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from spark_kafka_sink.common.errors import SchemaError
+from spark_kafka_sink.serialization.avro_schema import TOP_RECORD
+from spark_kafka_sink.serialization.column_format import JsonOptions
+from spark_kafka_sink.serialization.json_text import json_plan
+from spark_kafka_sink.serialization.plan import (
+    FINITE,
+    IS_NULL,
+    MOST_DEPTH,
+    OUT_OF_RANGE,
+    REQUIRED,
+    Node,
+    Op,
+    list_field,
+    plain_type,
+    storage,
+)
+
+_DRAFT: Final = "http://json-schema.org/draft-07/schema#"
+_IS_NULL: Final = {IS_NULL: "it is null, and the JSON Schema allows no null there"}
+_NOT_FINITE: Final = {OUT_OF_RANGE: "NaN and infinity are no numbers in JSON, and the JSON Schema has a number there"}
+
+_Kind = tuple[Callable[[pa.DataType], bool], tuple[str, ...], Mapping[str, str]]
+"""Which types of Arrow, the types of JSON Schema that take them, and what else a made schema says."""
+
+
+def _is_list(data_type: pa.DataType) -> bool:
+    return bool(pat.is_list(data_type) or pat.is_large_list(data_type) or pat.is_fixed_size_list(data_type))
+
+
+def _has_zone(data_type: pa.DataType) -> bool:
+    return bool(pat.is_timestamp(data_type) and data_type.tz)
+
+
+def _is_bytes(data_type: pa.DataType) -> bool:
+    return storage(data_type, "").op in (Op.BYTES32, Op.BYTES64, Op.BYTES_VIEW, Op.BYTES_FIXED)
+
+
+def _is_any(data_type: pa.DataType) -> bool:  # noqa: ARG001  the last row of the table
+    return True
+
+
+_KINDS: Final[tuple[_Kind, ...]] = (
+    (pat.is_null, ("null",), {}),
+    (pat.is_boolean, ("boolean",), {}),
+    (pat.is_integer, ("integer", "number"), {}),
+    (lambda of: pat.is_floating(of) or pat.is_decimal(of), ("number",), {}),
+    (lambda of: pat.is_struct(of) or pat.is_map(of), ("object",), {}),
+    (_is_list, ("array",), {}),
+    (pat.is_date, ("string",), {"format": "date"}),
+    (_has_zone, ("string",), {"format": "date-time"}),
+    (pat.is_temporal, ("string",), {}),
+    (_is_bytes, ("string",), {"contentEncoding": "base64"}),
+    (_is_any, ("string",), {}),
+)
+
+
+def _kind(data_type: pa.DataType) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    return next((types, more) for is_kind, types, more in _KINDS if is_kind(data_type))
+
+
+# ---- made of an Arrow type -----------------------------------------------------------------------------------------
+
+
+def json_schema_text(data_type: pa.DataType, path: str, options: JsonOptions) -> str:
+    """Return the JSON Schema of a column. Raises SchemaError, with the path, for a type that JSON does not take."""
+    json_plan(options, data_type, path)
+    return json.dumps({"$schema": _DRAFT, "title": TOP_RECORD, **_made(data_type)}, separators=(",", ":"))
+
+
+def _made(data_type: pa.DataType) -> dict[str, Any]:
+    data_type = plain_type(data_type)
+    types, more = _kind(data_type)
+    made: dict[str, Any] = {"type": types[0], **more}
+    if pat.is_struct(data_type):
+        fields = [data_type.field(number) for number in range(data_type.num_fields)]
+        made["properties"] = {of.name: _nullable(of) for of in fields}
+        required = [of.name for of in fields if not of.nullable]
+        made |= {"required": required} if required else {}
+        made["additionalProperties"] = False
+    elif pat.is_map(data_type):
+        made["additionalProperties"] = _nullable(data_type.item_field)
+    elif _is_list(data_type):
+        made["items"] = _nullable(list_field(data_type))
+    return made
+
+
+def _nullable(of: pa.Field) -> dict[str, Any]:
+    made = _made(of.type)
+    return {"oneOf": [{"type": "null"}, made]} if of.nullable and made["type"] != "null" else made
+
+
+# ---- given ---------------------------------------------------------------------------------------------------------
+
+
+def json_schema_plan(schema: str, options: JsonOptions, data_type: pa.DataType, path: str) -> Node:
+    """Return the node that writes a column of `data_type`, with the checks that the schema asks for.
+
+    Raises SchemaError, with the path, if the type does not fit or the text is no JSON Schema.
+    """
+    node = json_plan(options, data_type, path)
+    try:
+        written = json.loads(schema)
+    except ValueError:
+        raise SchemaError(f"{path}: the JSON Schema is not JSON.") from None
+    fitter = _Fitter(written, options.ignore_null_fields)
+    return replace(fitter.fitted(node, data_type, written), null_branch=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitter:
+    root: Any
+    ignores_nulls: bool
+
+    def fitted(self, node: Node, data_type: pa.DataType, schema: Any, depth: int = 0) -> Node:
+        """Return the node with checks for values that the schema does not allow. Its null is allowed or REQUIRED."""
+        alternatives = self._alternatives(schema, node.path, depth)
+        null_branch = -1 if any(_takes(each, "null") for each in alternatives) else REQUIRED
+        if pat.is_null(plain_type(data_type)) and null_branch != REQUIRED:
+            return node
+        others = [each for each in alternatives if each.get("type") != "null"] or alternatives
+        refusals = []
+        for each in others:
+            try:
+                made = self._value(node, plain_type(data_type), each, depth)
+            except SchemaError as refusal:
+                refusals.append(refusal)
+            else:
+                if made.how == FINITE and any(_takes(each, "string") for each in alternatives):
+                    made = replace(made, how=0)  # NaN and infinity are strings
+                return replace(made, null_branch=null_branch, reasons={**_IS_NULL, **made.reasons})
+        raise refusals[0]
+
+    def _alternatives(self, schema: Any, path: str, depth: int) -> list[dict[str, Any]]:
+        """Return the schemas of which one must fit, each with one type or without a type."""
+        if depth > MOST_DEPTH:
+            raise SchemaError(f"{path}: the JSON Schema has more than {MOST_DEPTH} levels, or refers to itself.")
+        if schema is True:
+            return [{}]
+        if not isinstance(schema, dict):
+            raise SchemaError(f"{path}: the JSON Schema allows no value, or is no JSON Schema.")
+        if "$ref" in schema:
+            return self._alternatives(self._referred(schema["$ref"], path), path, depth + 1)
+        if "allOf" in schema or "not" in schema or "if" in schema:
+            raise SchemaError(
+                f"{path}: allOf, not and if in a JSON Schema are not supported. Write the schema without."
+            )
+        parts = schema.get("oneOf", schema.get("anyOf"))
+        if isinstance(parts, list):
+            return [each for part in parts for each in self._alternatives(part, path, depth + 1)]
+        kinds = schema.get("type")
+        return [{**schema, "type": kind} for kind in kinds] if isinstance(kinds, list) else [schema]
+
+    def _referred(self, reference: Any, path: str) -> Any:
+        found = self.root
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            raise SchemaError(
+                f"{path}: the JSON Schema refers to {reference}, and only references that begin with # work."
+            )
+        for part in reference.removeprefix("#").split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            if not isinstance(found, dict) or name not in found:
+                raise SchemaError(f"{path}: the JSON Schema has nothing at {reference}.")
+            found = found[name]
+        return found
+
+    def _value(self, node: Node, data_type: pa.DataType, schema: dict[str, Any], depth: int) -> Node:
+        if node.op is Op.DICT:
+            return replace(node, children=(self._value(node.children[0], data_type, schema, depth),))
+        types, _ = _kind(data_type)
+        if not any(_takes(schema, kind) for kind in types):
+            raise SchemaError(
+                f"{node.path}: the Arrow type {data_type} does not fit the type {schema['type']} of the JSON Schema."
+                " Cast the column, or change the schema."
+            )
+        if pat.is_struct(data_type):
+            return self._struct(node, data_type, schema, depth)
+        if pat.is_map(data_type):
+            part = self.fitted(
+                node.children[1], data_type.item_type, schema.get("additionalProperties", True), depth + 1
+            )
+            return replace(node, children=(node.children[0], part))
+        if _is_list(data_type):
+            part = self.fitted(node.children[0], list_field(data_type).type, schema.get("items", True), depth + 1)
+            return replace(node, children=(part,))
+        if pat.is_floating(data_type) and "type" in schema:
+            return replace(node, how=FINITE, reasons=_NOT_FINITE)
+        return node
+
+    def _struct(self, node: Node, data_type: pa.DataType, schema: dict[str, Any], depth: int) -> Node:
+        properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        required = schema.get("required", [])
+        names = [data_type.field(number).name for number in range(data_type.num_fields)]
+        missing = [name for name in required if name not in names]
+        if missing:
+            raise SchemaError(
+                f"{node.path}.{missing[0]}: the JSON Schema requires this field, and the column has none."
+            )
+        children = []
+        for child, name in zip(node.children, names, strict=True):
+            if name not in properties and others is False:
+                raise SchemaError(
+                    f"{child.path}: the JSON Schema has no such property, and allows no others. Rename or drop the"
+                    " column's field, or add it to the schema."
+                )
+            made = self.fitted(child, data_type.field(child.source).type, properties.get(name, others), depth + 1)
+            if self.ignores_nulls:  # a null is left out
+                made = replace(made, null_branch=REQUIRED if name in required else -1)
+            children.append(made)
+        return replace(node, children=tuple(children))
+
+
+def _takes(schema: Mapping[str, Any], kind: str) -> bool:
+    return "type" not in schema or schema["type"] == kind

@@ -1,0 +1,169 @@
+"""JSON Schemas: made of Arrow types, and the checks of a column and its rows against a given one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_kafka_sink.common.errors import SchemaError
+from spark_kafka_sink.record.kernel import has_kernel
+from spark_kafka_sink.serialization import column_encoder
+from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
+from spark_kafka_sink.serialization.column_format import BadRow, JsonOptions
+from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.schemas import column_format
+
+WITH_NULLS = JsonOptions(ignore_null_fields=False)
+
+
+def encode(column: pa.Array, schema: Any = None, options: JsonOptions | None = None) -> tuple[list[Any], list[BadRow]]:
+    text = None if schema is None else json.dumps(schema)
+    used = column_format(FormatSettings("value", "json-schema", text, json=options or JsonOptions()), column.type)
+    encoded = ColumnEncoder(used, column.type).encode(column)
+    return [None if value is None else value.decode() for value in encoded.values.to_pylist()], list(encoded.bad_rows)
+
+
+def of(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def null_or(kind: dict[str, Any]) -> dict[str, Any]:
+    return {"oneOf": [{"type": "null"}, kind]}
+
+
+@pytest.mark.parametrize(
+    ("data_type", "expected"),
+    [
+        (pa.bool_(), {"type": "boolean"}),
+        (pa.uint16(), {"type": "integer"}),
+        (pa.float32(), {"type": "number"}),
+        (pa.decimal128(9, 2), {"type": "number"}),
+        (pa.dictionary(pa.int8(), pa.string()), {"type": "string"}),
+        (pa.binary(4), {"type": "string", "contentEncoding": "base64"}),
+        (pa.date32(), {"type": "string", "format": "date"}),
+        (pa.timestamp("us", "UTC"), {"type": "string", "format": "date-time"}),
+        (pa.timestamp("us"), {"type": "string"}),
+        (pa.list_(pa.int32()), {"type": "array", "items": null_or({"type": "integer"})}),
+        (pa.map_(pa.string(), pa.int32()), {"type": "object", "additionalProperties": null_or({"type": "integer"})}),
+        (
+            pa.struct([pa.field("x", pa.int8(), False)]),
+            {
+                "type": "object",
+                "properties": {"x": {"type": "integer"}},
+                "required": ["x"],
+                "additionalProperties": False,
+            },
+        ),
+    ],
+    ids=str,
+)
+def test_schema_of_a_type(data_type: pa.DataType, expected: Any) -> None:
+    made = column_format(FormatSettings("value", "json-schema"), pa.struct([("c", data_type)])).schema
+    assert json.loads(made or "") == {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "topLevelRecord",
+        "type": "object",
+        "properties": {"c": null_or(expected)},
+        "additionalProperties": False,
+    }
+
+
+def test_values_are_those_of_json() -> None:
+    column = pa.array([{"a": 1, "b": None}, None])
+    assert encode(column) == (['{"a":1}', None], [])
+    assert encode(column, of(a={"type": "integer"}), WITH_NULLS) == (['{"a":1,"b":null}', None], [])
+
+
+NUMBER, TEXT = pa.struct([("c", pa.int32())]), pa.struct([("c", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("data_type", "schema", "message"),
+    [
+        (NUMBER, of(c={"type": "string"}), "value.c: the Arrow type int32 does not fit the type string"),
+        (TEXT, of(c={"type": "integer"}), "value.c: the Arrow type string does not fit the type integer"),
+        (NUMBER, {"type": "array"}, "does not fit the type array"),
+        (NUMBER, {**of(), "additionalProperties": False}, "value.c: the JSON Schema has no such property"),
+        (NUMBER, {**of(), "additionalProperties": {"type": "string"}}, "value.c: the Arrow type int32 does not fit"),
+        (NUMBER, {**of(), "required": ["d"]}, "value.d: the JSON Schema requires this field"),
+        (NUMBER, of(c={"$ref": "#/definitions/x"}), "value.c: the JSON Schema has nothing at #/definitions/x"),
+        (NUMBER, of(c={"$ref": "other.json"}), "only references that begin with # work"),
+        (NUMBER, of(c={"$ref": "#/properties/c"}), "or refers to itself"),
+        (NUMBER, {"allOf": [of()]}, "value: allOf, not and if in a JSON Schema are not supported"),
+        (NUMBER, of(c=False), "value.c: the JSON Schema allows no value"),
+        (NUMBER, of(c={"type": ["string", "null"]}), "value.c: the Arrow type int32 does not fit the type string"),
+        (
+            pa.struct([("l", pa.list_(pa.int32()))]),
+            of(l={"type": "array", "items": {"type": "string"}}),
+            "value.l.element: the Arrow type int32",
+        ),
+        (
+            pa.struct([("m", pa.map_(pa.string(), pa.int32()))]),
+            of(m={"type": "object", "additionalProperties": {"type": "boolean"}}),
+            "value.m.value: the Arrow type int32",
+        ),
+    ],
+)
+def test_type_that_does_not_fit_is_refused_with_the_path(data_type: pa.DataType, schema: Any, message: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        column_format(FormatSettings("value", "json-schema", json.dumps(schema)), data_type)
+    assert message in str(caught.value)
+
+
+def test_text_that_is_not_json_is_refused() -> None:
+    with pytest.raises(SchemaError, match="value: the JSON Schema is not JSON"):
+        column_format(FormatSettings("value", "json-schema", "{"), NUMBER)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {},
+        of(c={"type": "number"}),
+        of(c={"type": ["null", "integer"]}),
+        of(c={"anyOf": [{"type": "string"}, {"type": "integer"}]}),
+        {**of(c={"$ref": "#/definitions/a~1b"}), "definitions": {"a/b": {"type": "integer"}}},
+        {**of(), "additionalProperties": {"type": "integer"}},
+    ],
+)
+def test_type_that_fits_is_written(schema: Any) -> None:
+    assert encode(pa.array([{"c": 1}], NUMBER), schema) == (['{"c":1}'], [])
+
+
+FLOATS = pa.struct([("c", pa.float64()), ("l", pa.list_(pa.int32())), ("d", pa.dictionary(pa.int8(), pa.string()))])
+STRICT = {
+    **of(c={"type": "number"}, l={"type": "array", "items": {"type": "integer"}}, d={"type": "string"}),
+    "required": ["d"],
+}
+NULL = "it is null, and the JSON Schema allows no null there"
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_rows_that_do_not_fit_are_bad(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled or not has_kernel():
+        monkeypatch.setattr(column_encoder, "KERNEL", None)
+    children = [
+        pa.array([1.5, float("nan"), None, float("-inf"), 1.0]),
+        pa.array([[1], None, [], [1], [1, None]], pa.list_(pa.int32())),
+        pa.array(["x", "x", None, "x", "x"]).dictionary_encode().cast(FLOATS.field(2).type),
+    ]
+    column = pa.StructArray.from_arrays(children, fields=list(FLOATS))
+    numbers = "NaN and infinity are no numbers in JSON, and the JSON Schema has a number there"
+    values, bad = encode(column, STRICT)
+    assert values == ['{"c":1.5,"l":[1],"d":"x"}', None, None, None, None]
+    assert bad == [
+        BadRow(1, "value.c", numbers),
+        BadRow(2, "value.d", NULL),
+        BadRow(3, "value.c", numbers),
+        BadRow(4, "value.l.element", NULL),
+    ]
+    assert encode(column.slice(2), STRICT, WITH_NULLS)[1] == [
+        BadRow(0, "value.c", NULL),
+        BadRow(1, "value.c", numbers),
+        BadRow(2, "value.l.element", NULL),
+    ]
+    assert encode(column.slice(1, 1), of(c={"type": ["number", "string"]}))[0] == ['{"c":"NaN","d":"x"}']
