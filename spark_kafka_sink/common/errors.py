@@ -162,6 +162,10 @@ class TooManyDeadLettersError(KafkaError):
     """More rows of a micro-batch or write cannot be written than errors.deadletterqueue.max.rows allows."""
 
 
+class RegistryError(KafkaError):
+    """No address of schema.registry.url answers as a schema registry."""
+
+
 class IllegalStateError(KafkaError):
     """A call that the object's state does not allow: a send after close, a commit without a begin."""
 

@@ -10,8 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = ("local", "test", "engine", "benchmark", "notebook")
-"""The extras of make setup, make benchmark and make notebook."""
+EXTRAS = ("local", "test", "engine", "benchmark", "notebook", "registry")
+"""The extras of make setup, make benchmark and make notebook, and one whose packages the tests have."""
 NEWEST = {"test-pyspark", "constraints"}
 """Targets that take the newest versions: with another PySpark, and to make the file."""
 

@@ -1,0 +1,124 @@
+"""Where a message stands in a .proto file, and the bytes that tell readers so.
+
+In Confluent's format the indexes of a Protobuf message follow the schema's id: those of the message and of the messages
+around it, each counted from 0 in the order of the text. Clients do not agree on what counts inside a message: Java's
+counts `message` blocks (ProtobufSchema.toMessageIndexes), Python's and Go's also the entries of map fields and groups,
+which are messages in a descriptor. So a message that has one of these before it, in the same message, is refused.
+
+Reads only the names of blocks, not what is in them. No state; any thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from spark_kafka_sink.common.errors import SchemaError
+
+_WORD: Final = re.compile(
+    r"""//[^\n]* | /\*.*?\*/ | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' | (?P<word>[A-Za-z_][\w.]* | [^\s])""",
+    re.VERBOSE | re.DOTALL,
+)
+_BEFORE_A_BLOCK: Final = frozenset({"", ";", "{", "}", "export", "local"})
+"""What may stand before the word `message`; "" for the beginning of the file."""
+
+
+class Message(NamedTuple):
+    name: str
+    """With the package and the messages around it, as in `shop.Order.Line`."""
+    indexes: tuple[int, ...]
+
+
+class _Block(NamedTuple):
+    """A `message` block of the file."""
+
+    path: str
+    indexes: tuple[int, ...]
+    is_unclear: bool
+    """Whether clients would count another index."""
+
+
+def find_message(proto: str, name: str | None) -> Message:
+    """Return the message `name`, with or without the package; the first one of the file if `name` is None.
+
+    Raises SchemaError, which names the messages that there are, and for a message whose indexes are unclear.
+    """
+    package, blocks = _blocks(proto)
+    prefix = f"{package}." if package else ""
+    names = {None, *(() if name is None else (name.removeprefix("."), name.removeprefix(".").removeprefix(prefix)))}
+    found = next((block for block in blocks if name is None or block.path in names), None)
+    if found is None and not blocks:
+        raise SchemaError("The Protobuf schema has no message.")
+    if found is None:
+        known = ", ".join(block.path for block in blocks)
+        raise SchemaError(f"The Protobuf schema has no message {name}. It has: {known}.")
+    if found.is_unclear:
+        raise SchemaError(
+            f"The message {found.path} stands behind a map field or a group of the message around it. Kafka clients in"
+            " different languages would read it as different messages: move it to before that field."
+        )
+    return Message(prefix + found.path, found.indexes)
+
+
+def index_bytes(indexes: Sequence[int]) -> bytes:
+    """Return the count and the indexes as zig-zag varints; for the first message of the file only the byte 00."""
+    if list(indexes) == [0]:
+        return b"\0"
+    return b"".join(_varint(2 * number) for number in (len(indexes), *indexes))  # zig-zag of what is not negative
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def _words(proto: str) -> Iterator[str]:
+    return (match["word"] for match in _WORD.finditer(proto) if match["word"] is not None)
+
+
+def _blocks(proto: str) -> tuple[str, list[_Block]]:
+    """Return the package ("" without one) and the message blocks in the order of the text."""
+    package = ""
+    blocks: list[_Block] = []
+    levels = [_Level(_Block("", (), False))]  # the file, and each open message
+    is_message: list[bool] = []  # of each open block
+    before, middle, last = "", "", ""
+    for word in _words(proto):
+        if word == "{":
+            opens = middle == "message" and before in _BEFORE_A_BLOCK and all(is_message)
+            is_message.append(opens)
+            if opens:
+                block = levels[-1].next_block(last)
+                blocks.append(block)
+                levels.append(_Level(block))
+        elif word == "}" and is_message:
+            if is_message.pop():
+                levels.pop()
+        elif word == ";" and middle == "package" and not is_message:
+            package = last
+        elif (word == "<" and last == "map") or (word == "=" and middle == "group"):
+            levels[-1].is_unclear = True
+        before, middle, last = middle, last, word
+    return package, blocks
+
+
+class _Level:
+    """The file, or a message that is open."""
+
+    def __init__(self, block: _Block) -> None:
+        self._block = block
+        self._count = 0
+        self.is_unclear = block.is_unclear
+        """Whether the next message in it has an unclear index."""
+
+    def next_block(self, name: str) -> _Block:
+        outer = self._block
+        path = f"{outer.path}.{name}" if outer.path else name
+        found = _Block(path, (*outer.indexes, self._count), self.is_unclear)
+        self._count += 1
+        return found

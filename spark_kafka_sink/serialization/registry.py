@@ -1,0 +1,300 @@
+"""The schema registry: a column's schema is looked up or registered there, once, on the driver.
+
+The registry is a service with an HTTP API: Confluent's, which others speak too. It keeps schemas by subject. It gives
+each an id, and newer registries a GUID too. A record names its schema by the id before the value (00 and four bytes),
+or by the GUID in a header (01 and 16 bytes). Protobuf's message indexes follow either. Readers fetch the schema by it.
+
+Confluent's client for Python makes the requests. It is imported only here and only inside functions, because tasks
+never talk to the registry, and because it belongs to the extra `registry`. Whatever it raises becomes a KafkaError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from spark_kafka_sink.common.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    ConfigError,
+    KafkaError,
+    RegistryError,
+    SchemaError,
+)
+from spark_kafka_sink.common.texts import one_line
+from spark_kafka_sink.serialization.column_format import AVRO, JSON_SCHEMA, PROTOBUF, ColumnFormat
+from spark_kafka_sink.serialization.message_indexes import find_message, index_bytes
+from spark_kafka_sink.serialization.registry_settings import PREFIX, RegistrySettings
+from spark_kafka_sink.serialization.subjects import subject_of
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
+
+log = logging.getLogger(__name__)
+
+PREFIX_LOCATION: Final = "prefix"
+HEADER_LOCATION: Final = "header"
+_TYPES: Final[Mapping[str, str]] = {AVRO: "AVRO", PROTOBUF: "PROTOBUF", JSON_SCHEMA: "JSON"}
+"""The registry's names of the formats. `json` has no schema, so the registry has no part in it."""
+_WRITING: Final = frozenset({"WRITE", "WRITEREAD"})
+"""Modes of rules that change or check a value before it is written."""
+_MAY_PASS: Final = frozenset({408, 429, 500, 502, 503, 504})
+"""Statuses after which the next address is tried, as Confluent's client does."""
+_MOST_ID: Final = 2**31 - 1
+_UNKNOWN_ERROR: Final = "Unknown Schema Registry Error: "
+"""Confluent's client begins so, if the answer is not the registry's JSON."""
+
+
+class _Found(NamedTuple):
+    """A schema as the registry has it."""
+
+    schema_id: int
+    guid: uuid.UUID | None
+    schema: Schema
+
+
+def registered(
+    column_format: ColumnFormat,
+    settings: RegistrySettings,
+    strategy: str,
+    topic: str | None,
+    *,
+    id_location: str = PREFIX_LOCATION,
+) -> ColumnFormat:
+    """Look up or register the schema of a column. Return the format with its prefix or header; with use.latest.version
+    and use.schema.id also with the registry's schema, which the column must then fit. Returns `json` as it is.
+
+    `strategy` is that of the subject's name, `topic` the option, `id_location` `prefix` or `header`. Tries the
+    addresses in their order: a request takes at most (max.retries + 1) x timeout at each, and the pauses between.
+
+    Raises ConfigError for a setting that cannot work; SchemaError if the registry refuses or does not have the schema,
+    or if the schema has rules for writing, which nothing here would run; AuthenticationError; AuthorizationError; and
+    RegistryError if no address answers as a registry.
+    """
+    if column_format.name not in _TYPES:
+        return column_format
+    subject = subject_of(column_format, strategy, topic)
+    _warn_of_clear_text(settings)
+    found = _ask(column_format, settings, subject, needs_guid=id_location == HEADER_LOCATION)
+    _check_schema(found.schema, column_format, subject)
+    if settings.use_latest_version or settings.use_schema_id is not None:
+        column_format = replace(column_format, schema=found.schema.schema_str)
+    indexes = b""
+    if column_format.name == PROTOBUF:
+        indexes = index_bytes(find_message(column_format.schema or "", column_format.message).indexes)
+    log.info("%s.format=%s: schema %d of subject %s", column_format.field, column_format.name, found.schema_id, subject)
+    if id_location != HEADER_LOCATION:
+        return replace(column_format, prefix=b"\0" + found.schema_id.to_bytes(4, "big") + indexes)
+    if found.guid is None:
+        raise SchemaError(
+            f"schema.id.location={HEADER_LOCATION} needs a registry that gives schemas a GUID, and this one gave none"
+            f" for subject {subject}: set schema.id.location={PREFIX_LOCATION}."
+        )
+    return replace(column_format, header=(f"__{column_format.field}_schema_id", b"\1" + found.guid.bytes + indexes))
+
+
+def _check_schema(schema: Schema, column_format: ColumnFormat, subject: str) -> None:
+    """Raises SchemaError for a schema by which this sink cannot or must not write."""
+    where = f"Schema of subject {subject}"
+    wanted = _TYPES[column_format.name]
+    if schema.schema_type != wanted:
+        raise SchemaError(
+            f"{where}: it is {one_line(str(schema.schema_type))}, and {column_format.field}.format="
+            f"{column_format.name} needs {wanted}."
+        )
+    if schema.references:
+        other = one_line(str(schema.references[0].name))
+        raise SchemaError(
+            f"{where}: it refers to another schema, {other}, and this sink follows no references. Write the types into"
+            " the schema itself."
+        )
+    rules = schema.rule_set and [*(schema.rule_set.domain_rules or ()), *(schema.rule_set.encoding_rules or ())]
+    writing = [rule for rule in rules or () if str(rule.mode) in _WRITING and not rule.disabled]
+    if writing:
+        raise SchemaError(
+            f"{where}: its rule {one_line(str(writing[0].name))} ({one_line(str(writing[0].type))}) is for writers, and"
+            " this sink runs no rules: a field that must be encrypted would go out in clear. Write this topic with"
+            " Confluent's serializers, or take the rule out of the schema."
+        )
+
+
+# ---- the requests ----------------------------------------------------------------------------------------------------
+
+
+def _ask(column_format: ColumnFormat, settings: RegistrySettings, subject: str, *, needs_guid: bool) -> _Found:
+    """Ask one address after the other, until one answers as a registry."""
+    failures: list[str] = []
+    for address in settings.url:
+        try:
+            with _client(settings, address) as client, _in_our_words(settings, address, subject):
+                return _look_up(client, column_format, settings, subject, needs_guid=needs_guid)
+        except RegistryError as error:
+            failures.append(str(error))
+    raise RegistryError(
+        f"The schema of subject {subject} was not looked up, because no schema registry answered. {' '.join(failures)}",
+        setting=f"{PREFIX}url",
+    )
+
+
+def _look_up(
+    client: SchemaRegistryClient,
+    column_format: ColumnFormat,
+    settings: RegistrySettings,
+    subject: str,
+    *,
+    needs_guid: bool,
+) -> _Found:
+    if settings.use_schema_id is not None:
+        schema = client.get_schema(settings.use_schema_id, subject)
+        same = client.lookup_schema(subject, schema, settings.normalize_schemas)  # refused if it is another subject's
+        return _found(settings.use_schema_id, same.guid, schema)
+    if settings.use_latest_version:
+        latest = client.get_latest_version(subject)
+        return _found(latest.schema_id, latest.guid, latest.schema)
+    from confluent_kafka.schema_registry import Schema
+
+    own = Schema(column_format.schema, _TYPES[column_format.name])
+    answer: RegisteredSchema
+    if not settings.auto_register_schemas:
+        answer = client.lookup_schema(subject, own, settings.normalize_schemas)
+    else:
+        answer = client.register_schema_full_response(subject, own, settings.normalize_schemas)
+        if needs_guid and answer.guid is None:
+            answer = client.lookup_schema(subject, own, settings.normalize_schemas)
+    found = _found(answer.schema_id, answer.guid, own)
+    # The rules are in the stored schema. The client drops them from a look-up, and old registries from a registration.
+    return found._replace(schema=client.get_schema(found.schema_id))
+
+
+def _found(schema_id: object, guid: object, schema: Schema) -> _Found:
+    """Check an answer. Raises ValueError for one that is no registry's."""
+    if not isinstance(schema_id, int) or isinstance(schema_id, bool) or not 0 <= schema_id <= _MOST_ID:
+        raise ValueError(f"the schema's id is {schema_id!r}")
+    if not isinstance(schema.schema_str, str):
+        raise ValueError("there is no schema in the answer")
+    return _Found(schema_id, None if guid is None else uuid.UUID(str(guid)), schema)
+
+
+@contextlib.contextmanager
+def _client(settings: RegistrySettings, address: str) -> Iterator[SchemaRegistryClient]:
+    """A client of one address. Raises ConfigError without the extra `registry`, or for a file that cannot be read."""
+    try:
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{PREFIX}url needs Confluent's client on the driver, and {error.name} is not installed: pip install"
+            " 'spark-kafka-sink[registry]'.",
+            setting=f"{PREFIX}url",
+        ) from None
+    try:
+        client = SchemaRegistryClient(settings.for_client(address))
+    except OSError as error:  # an ssl.SSLError too
+        raise ConfigError(
+            f"The files of {PREFIX}ssl.* cannot be used: {_plain(str(error), settings)}. They must be PEM files that"
+            f" this process can read, and the password must be that of the key."
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"The options {PREFIX}* cannot be used: {_plain(str(error), settings)}.") from None
+    with client:
+        yield client
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _in_our_words(settings: RegistrySettings, address: str, subject: str) -> Iterator[None]:
+    """Turn each error of the client into one that names the address. It is not chained, because a traceback would show
+    the client's own text, which may have a secret in it.
+    """
+    from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
+
+    raised: KafkaError
+    try:
+        yield
+        return
+    except KafkaError:
+        raise
+    except SchemaRegistryError as error:
+        raised = _refusal(error, _words(error, settings), address, subject)
+    except OAuthTokenError as error:
+        endpoint = settings.bearer_auth_issuer_endpoint_url or "the endpoint"
+        raised = AuthenticationError(
+            f"No token for the schema registry came from {endpoint}: {_plain(error.message, settings)}. Check"
+            f" {PREFIX}bearer.auth.*."
+        )
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raised = RegistryError(
+            f"{address}: its answer is not a schema registry's ({type(error).__name__}:"
+            f" {_plain(str(error), settings)}). Check the path of {PREFIX}url."
+        )
+    except Exception as error:  # the client names no type for connections that fail
+        raised = RegistryError(f"{address}: {_plain(str(error), settings) or type(error).__name__}.{_hint(error)}")
+    raise raised from None
+
+
+def _refusal(error: Any, words: str, address: str, subject: str) -> KafkaError:
+    """Return the error for an answer with an error's status. `words` are the registry's own."""
+    status, is_registry = error.http_status_code, str(error.error_code).startswith(str(error.http_status_code))
+    head = f"The schema registry at {address}"
+    if status == 401:
+        return AuthenticationError(
+            f"{head} refuses the login: {words}. Check {PREFIX}basic.auth.user.info or the token."
+        )
+    if status == 403:
+        return AuthorizationError(f"{head} refuses subject {subject}: {words}. Grant this user read and write on it.")
+    if status == 409:
+        return SchemaError(
+            f"{head} refuses the schema of subject {subject}: {words}. It must fit the subject's earlier versions:"
+            " change the column's type, or the compatibility of the subject."
+        )
+    if status == 404 and is_registry:
+        return SchemaError(
+            f"{head} does not have the schema of subject {subject}: {words}. Register it first, or leave out"
+            f" {PREFIX}auto.register.schemas, {PREFIX}use.latest.version and {PREFIX}use.schema.id."
+        )
+    if status == 422:
+        return SchemaError(f"{head} refuses the schema of subject {subject}: {words}.")
+    advice = "" if status in _MAY_PASS else f" Check the path of {PREFIX}url."
+    return RegistryError(f"{address}: it answered with status {status}: {words}.{advice}")
+
+
+def _words(error: Any, settings: RegistrySettings) -> str:
+    """Return the registry's own words, and its code if it gave one."""
+    said = _plain(str(error.error_message or "it gave no reason").removeprefix(_UNKNOWN_ERROR), settings)
+    code = error.error_code
+    return f"{said} ({code})" if isinstance(code, int) and code > 0 else said
+
+
+def _plain(text: str, settings: RegistrySettings) -> str:
+    """Return the text on one line, without a full stop at its end and without secrets."""
+    for secret in settings.secrets():
+        text = text.replace(secret, "***")
+    return one_line(text.strip()).rstrip(".")
+
+
+def _hint(error: Exception) -> str:
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return f" Name the authority that signed the registry's certificate by {PREFIX}ssl.ca.location."
+    return ""
+
+
+_warned: Final[set[tuple[str, ...]]] = set()
+
+
+def _warn_of_clear_text(settings: RegistrySettings) -> None:
+    """Warn once in a process if a login goes over the network in clear."""
+    hosts = [each for each in settings.url if each.startswith("http:") and not _is_here(each)]
+    has_login = settings.basic_auth_user_info is not None or settings.bearer_auth_credentials_source is not None
+    if hosts and has_login and settings.url not in _warned:
+        _warned.add(settings.url)
+        log.warning("The login to the schema registry goes over the network in clear: %s. Use https.", ", ".join(hosts))
+
+
+def _is_here(address: str) -> bool:
+    return urlsplit(address).hostname in {"localhost", "127.0.0.1", "::1"}
