@@ -42,6 +42,7 @@ from spark_kafka_sink import ConfigError, KafkaError, KafkaSink
 from spark_kafka_sink.common.options import nearest
 from spark_kafka_sink.sink.options import AT_LEAST_ONCE, EXACTLY_ONCE, PASSED_OVER
 from spark_kafka_sink.sink.properties_file import PropertiesFile, read_properties
+from spark_kafka_sink.sink.requested_topic import CONFIG_PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -53,6 +54,9 @@ BY_ROWS = ("foreach", "foreachPartition")
 SORTING = ("foreachBatch", "foreachPartition")
 SINK_OPTIONS = (
     "topic",
+    "topic.create",
+    "topic.partitions",
+    "topic.replication.factor",
     "delivery.guarantee",
     "metrics.port",
     "metrics.host",
@@ -160,7 +164,7 @@ def data_source() -> type | None:
 
 def is_sink_option(name: str) -> bool:
     """Whether the job passes this setting to the sink, which ignores options of Spark's source with a warning."""
-    return name in SINK_OPTIONS or name.startswith("kafka.") or name.lower() in PASSED_OVER
+    return name in SINK_OPTIONS or name.startswith(("kafka.", CONFIG_PREFIX)) or name.lower() in PASSED_OVER
 
 
 def parser_of_arguments() -> argparse.ArgumentParser:

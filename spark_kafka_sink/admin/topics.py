@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from spark_kafka_sink.admin.request_client import RequestClient, Timer
@@ -167,18 +167,51 @@ class TopicCreation:
 
         Raises TopicAuthorizationError, InvalidTopicError, other errors of the creation, and KafkaTimeoutError.
         """
+
+        def request(limit_ms: int) -> CreateTopicRequest:
+            replicas = min(most_replicas, len(self._metadata.fetch().nodes))
+            in_sync = {"min.insync.replicas": str(max(1, replicas - 1))}
+            return CreateTopicRequest(topic, partitions, replicas, {**in_sync, **configs}, limit_ms)
+
+        self._ensure(topic, request, timer)
+        return len(self._metadata.fetch().partitions_for_topic(topic))
+
+    def create_missing(
+        self,
+        topic: str,
+        partitions: int | None,
+        replication_factor: int | None,
+        configs: Mapping[str, str],
+        timer: Timer,
+    ) -> bool:
+        """Create the topic if the cluster does not have it, and return whether it was created. None stands for the
+        brokers' default (KIP-464, Kafka 2.4). Raises as `ensure`.
+        """
+
+        def request(limit_ms: int) -> CreateTopicRequest:
+            return CreateTopicRequest(topic, partitions or -1, replication_factor or -1, configs, limit_ms)
+
+        if self.count(topic, timer):  # from the cluster: the last known topics may include one that was deleted
+            return False
+        return self._ensure(topic, request, timer)
+
+    def _ensure(self, topic: str, request: Callable[[int], CreateTopicRequest], timer: Timer) -> bool:
+        """Wait until the topic is there, and create it if it is missing. `request` takes the limit in ms. Return
+        whether this call has created it.
+        """
         self._metadata.add_topics([topic])
         last = "No answer came."
-        is_new = True
+        is_new, is_created = True, False
         while not timer.is_expired:
-            if found := self._metadata.fetch().partitions_for_topic(topic):
-                return len(found)
+            if self._metadata.fetch().partitions_for_topic(topic):
+                return is_created
             if is_new:
                 is_new = False  # it was not requested yet
             else:
-                error = self._create(topic, partitions, most_replicas, configs, timer)
+                error = self._create(request(min(timer.remaining_ms, _MOST_MS)), timer)
                 if error is not None and not _may_pass(error):
                     raise error
+                is_created = is_created or error is None
                 last = str(error) if error is not None else "It was created and is not shown yet."
                 self._clock.sleep_ms(min(_BACKOFF_MS, timer.remaining_ms))
             if not self._client.await_metadata_update(timer):
@@ -207,31 +240,27 @@ class TopicCreation:
             return error_for_code(code, "", "DescribeConfigs", node.id_string).at(topic=request.topic)
         return {str(config.name): None if config.value is None else str(config.value) for config in answer.configs}
 
-    def _create(
-        self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer
-    ) -> KafkaError | None:
+    def _create(self, request: CreateTopicRequest, timer: Timer) -> KafkaError | None:
         # With ZooKeeper only the controller creates topics. With KRaft brokers forward, and name any broker as
         # controller.
         node = self._metadata.fetch().controller or self._client.least_loaded_node()
         if node is None:
             return UnknownTopicOrPartitionError("No node could be asked to create it.")
-        replicas = min(most_replicas, len(self._metadata.fetch().nodes))
-        in_sync = {"min.insync.replicas": str(max(1, replicas - 1))}
-        limit_ms = min(timer.remaining_ms, _MOST_MS)
-        request = CreateTopicRequest(topic, partitions, replicas, {**in_sync, **configs}, limit_ms)
         future = self._client.send(node, request)
         if not self._client.poll_until(future, timer):
             self._client.disconnect_async(node)
             return KafkaTimeoutError(f"Node {node} did not answer.", node=node.id_string)
         if future.failed():
             return future.error
-        answer = next((each for each in future.value().body.topics if each.name == topic), None)
+        answer = next((each for each in future.value().body.topics if each.name == request.topic), None)
         if answer is None:
             return UnknownTopicOrPartitionError(
                 f"Node {node} was asked to create the topic, and its response does not mention it.", node=node.id_string
             )
         if code := int(answer.error_code):
-            return error_for_code(code, answer.error_message or "", "CreateTopics", node.id_string).at(topic=topic)
+            return error_for_code(code, answer.error_message or "", "CreateTopics", node.id_string).at(
+                topic=request.topic
+            )
         return None
 
 

@@ -64,6 +64,7 @@ from spark_kafka_sink.sink.options import KAFKA_PREFIX, SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.running_query import has_query_thread, refuse_beside_queries
 from spark_kafka_sink.sink.schema import TIMESTAMP, check_columns
+from spark_kafka_sink.sink.topic_creation import create_missing_topic
 from spark_kafka_sink.sink.worker import show_reports
 
 if TYPE_CHECKING:
@@ -158,13 +159,18 @@ class _Writer(ABC):
         """`prefix`: that of an exactly-once write, None for a batch write, which claims a name when it begins."""
         self._config = config
         self._prefix = prefix
+        self._has_topic = config.requested_topic is None
+        """Whether the topic needs no creation any more."""
         self._claim: Claim | None = None
         self._batch_start: BatchStart | None = None
 
     def __getstate__(self) -> Mapping[str, Any]:
-        """Begin an exactly-once batch: Spark pickles only a writer whose tasks it is about to run. Spark pickles it
-        twice, and the batch begins once. Raises KafkaError; Spark then starts no task.
+        """Create a missing topic, and begin an exactly-once batch: Spark pickles only a writer whose tasks it is about
+        to run. Spark pickles it twice, and both happen once. Raises KafkaError; Spark then starts no task.
         """
+        if not self._has_topic:
+            create_missing_topic(self._config)
+            self._has_topic = True
         if self._config.is_exactly_once and self._batch_start is None:
             if not self.is_stream and not self._config.is_outside_queries:
                 refuse_beside_queries(has_query_thread())

@@ -27,6 +27,7 @@ from spark_kafka_sink.sink.pyspark_versions import map_in_arrow
 from spark_kafka_sink.sink.rows import PartitionWriter
 from spark_kafka_sink.sink.running_query import refuse_in_query
 from spark_kafka_sink.sink.schema import by_position, needs_projection, projection
+from spark_kafka_sink.sink.topic_creation import create_missing_topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +44,12 @@ _NO_DRIVER: Final = (
     "delivery.guarantee=exactly-once cannot be kept on foreach and foreachPartition: Spark calls nothing on the driver"
     ' for them that could commit. Use writeStream.format("kafka_sink") or writeStream.foreachBatch(sink.write_batch)'
     " for a stream, sink.write(df) for a batch; or leave the option out."
+)
+_NO_CREATION: Final = (
+    "topic.create=if-missing has no effect on foreach and foreachPartition: Spark calls nothing on the driver for them"
+    " that could create the topic before its tasks. Create it by hand and leave topic.create out. Or use"
+    ' writeStream.format("kafka_sink") or writeStream.foreachBatch(sink.write_batch) for a stream, sink.write(df) for a'
+    " batch."
 )
 
 
@@ -146,7 +153,9 @@ class KafkaSink:
 
         clock = SystemClock()
         started_ms = clock.now_ms()
-        rows = self._run_tasks(self._chosen(df), write_task, REPORT_DDL)
+        chosen = self._chosen(df)
+        create_missing_topic(config)
+        rows = self._run_tasks(chosen, write_task, REPORT_DDL)
         report = WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
         check_limit(config, report)
         return report
@@ -180,6 +189,7 @@ class KafkaSink:
 
         clock = SystemClock()
         started_ms = clock.now_ms()
+        create_missing_topic(config)
         if config.transactional_id_prefix is None and batch is None:
             once = DriverSession(None)
             try:
@@ -209,6 +219,8 @@ class KafkaSink:
     def _new_writer(self) -> PartitionWriter:
         if self._config.is_exactly_once:
             raise ConfigError(_NO_DRIVER)
+        if self._config.requested_topic is not None:
+            raise ConfigError(_NO_CREATION)
         return PartitionWriter(TaskDelivery(self._config, process_pool()))
 
     def __getstate__(self) -> Any:

@@ -24,6 +24,14 @@ from typing import Final
 from spark_kafka_sink.common.config import LIBRDKAFKA, ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import RefusalError, boolean, nearest, table_of
+from spark_kafka_sink.sink.requested_topic import (
+    CONFIG_PREFIX,
+    CREATE_OPTION,
+    IF_MISSING,
+    TOPIC_OPTIONS,
+    RequestedTopic,
+    requested_topic,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +54,7 @@ MOST_DEAD_LETTERS: Final = 1000
 _OF_DEAD_LETTERS: Final = (DEAD_LETTER_TOPIC_OPTION, MOST_DEAD_LETTERS_OPTION)
 _OPTIONS: Final = (
     "topic",
+    *TOPIC_OPTIONS,
     "delivery.guarantee",
     "metrics.port",
     "metrics.host",
@@ -54,6 +63,7 @@ _OPTIONS: Final = (
     *_OF_DEAD_LETTERS,
     *_OF_EXACTLY_ONCE,
 )
+"""Besides these there is an option topic.config.<name> for each setting of a topic."""
 _LONGEST_PREFIX: Final = 200
 
 _REFUSED: Final[Mapping[str, str]] = {
@@ -125,6 +135,8 @@ class SinkConfig:
     producer: ProducerConfig
     topic: str | None = None
     """The topic of every row; None: each row names it in its `topic` column."""
+    requested_topic: RequestedTopic | None = None
+    """How a missing topic is created before any task; None: never."""
     is_exactly_once: bool = False
     transactional_id_prefix: str | None = None
     """None: made of the checkpoint location; a batch write claims one (write_names.py)."""
@@ -171,6 +183,7 @@ class SinkConfig:
         return cls(
             producer=config,
             topic=topic,
+            requested_topic=requested_topic(by_key, topic),
             is_exactly_once=is_exactly_once,
             transactional_id_prefix=_prefix(by_key),
             decision_topic=decision_topic,
@@ -186,6 +199,8 @@ class SinkConfig:
     def describe(self) -> str:
         """Return the options on one line, as parsed; a secret shows as ***."""
         shown = [] if self.topic is None else [f"topic={self.topic!r}"]
+        if self.requested_topic is not None:
+            shown.append(f"{CREATE_OPTION}={IF_MISSING} ({self.requested_topic})")
         if self.is_exactly_once:
             shown.append(f"delivery.guarantee={EXACTLY_ONCE}")
         if self.transactional_id_prefix is not None:
@@ -220,7 +235,7 @@ def _refuse(key: str) -> None:
     if reason := _REFUSED.get(key) or _REFUSED.get(KAFKA_PREFIX + key):
         raise ConfigError(f"The option {key} cannot be used here: {reason}.", setting=key)
     bare = key.removeprefix(KAFKA_PREFIX)
-    if key in _OPTIONS or (key != bare and bare not in _OPTIONS):
+    if key in _OPTIONS or key.startswith(CONFIG_PREFIX) or (key != bare and bare not in _OPTIONS):
         return
     meant = _meant(key, bare)
     if meant is None:

@@ -21,10 +21,11 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
         elif topic.replication_factor > len(cluster.live_node_ids):
             code = ErrorCode.invalid_replication_factor
         else:
-            made = cluster.create_topic(str(topic.name), int(topic.num_partitions))
+            # -1 is the broker's default: num.partitions and default.replication.factor, both 1
+            made = cluster.create_topic(str(topic.name), abs(int(topic.num_partitions)))
             made.configs |= {str(config.name): str(config.value) for config in topic.configs}
             for partition in made.partitions:
-                partition.replica_ids = partition.replica_ids[: int(topic.replication_factor)]
+                partition.replica_ids = partition.replica_ids[: abs(int(topic.replication_factor))]
         topics.append(_answer(str(topic.name), code))
     return Answer({"throttle_time": cluster.throttle_ms, "topics": topics})
 

@@ -269,6 +269,50 @@ def test_cluster_that_returns_in_time_is_asked() -> None:
     assert ensure(bench, "decisions") == 5
 
 
+# ---- a topic of the user ---------------------------------------------------------------------------------------------
+
+
+def create_missing(bench: CoordinatorBench, topic: str, partitions: int | None = 4) -> bool:
+    return bench.coordinator.creation.create_missing(topic, partitions, 2, {"retention.ms": "1"}, bench.timer(60_000))
+
+
+def test_topic_is_created_as_requested_and_only_once() -> None:
+    bench = CoordinatorBench()
+    assert create_missing(bench, "orders")
+    assert not create_missing(bench, "orders")
+    (asked,) = bench.asked(ApiKey.CREATE_TOPICS)
+    (topic,) = asked.request.topics
+    assert (topic.num_partitions, topic.replication_factor) == (4, 2)
+    assert [(config.name, config.value) for config in topic.configs] == [("retention.ms", "1")]
+
+
+def test_numbers_that_are_not_given_are_left_to_the_brokers() -> None:
+    bench = CoordinatorBench()
+    assert bench.coordinator.creation.create_missing("orders", None, None, {}, bench.timer(60_000))
+    (topic,) = bench.asked(ApiKey.CREATE_TOPICS)[0].request.topics
+    assert (topic.num_partitions, topic.replication_factor) == (-1, -1)
+
+
+def test_topic_that_was_deleted_since_is_created_again() -> None:
+    """The client of the driver is kept between the batches of a query, and it remembers topics."""
+    bench = CoordinatorBench()
+    assert create_missing(bench, "orders")
+    bench.cluster.delete_topic("orders")
+    assert create_missing(bench, "orders")
+
+
+def test_topic_of_a_quicker_driver_is_not_this_drivers() -> None:
+    bench = CoordinatorBench()
+    exists = faults.fail_with(TopicExistsError)
+
+    def quicker(*arguments: Any) -> Any:
+        bench.cluster.create_topic("orders", 7)
+        return exists(*arguments)
+
+    bench.cluster.on(ApiKey.CREATE_TOPICS, quicker)
+    assert not create_missing(bench, "orders")
+
+
 # ---- counting --------------------------------------------------------------------------------------------------------
 
 
