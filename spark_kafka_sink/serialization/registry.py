@@ -29,7 +29,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.common.texts import one_line
 from spark_kafka_sink.serialization.column_format import AVRO, JSON_SCHEMA, PROTOBUF, ColumnFormat
 from spark_kafka_sink.serialization.message_indexes import find_message, index_bytes
-from spark_kafka_sink.serialization.registry_settings import PREFIX, RegistrySettings
+from spark_kafka_sink.serialization.registry_settings import IN_HEADER, IN_PREFIX, PREFIX, RegistrySettings
 from spark_kafka_sink.serialization.subjects import subject_of
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PREFIX_LOCATION: Final = "prefix"
-HEADER_LOCATION: Final = "header"
 _TYPES: Final[Mapping[str, str]] = {AVRO: "AVRO", PROTOBUF: "PROTOBUF", JSON_SCHEMA: "JSON"}
 """The registry's names of the formats. `json` has no schema, so the registry has no part in it."""
 _WRITING: Final = frozenset({"WRITE", "WRITEREAD"})
@@ -63,14 +61,12 @@ def registered(
     settings: RegistrySettings,
     strategy: str,
     topic: str | None,
-    *,
-    id_location: str = PREFIX_LOCATION,
 ) -> ColumnFormat:
     """Look up or register the schema of a column. Return the format with its prefix or header; with use.latest.version
     and use.schema.id also with the registry's schema, which the column must then fit. Returns `json` as it is.
 
-    `strategy` is that of the subject's name, `topic` the option, `id_location` `prefix` or `header`. Tries the
-    addresses in their order: a request takes at most (max.retries + 1) x timeout at each, and the pauses between.
+    `strategy` is that of the subject's name, `topic` the option. Tries the addresses in their order: a request takes at
+    most (max.retries + 1) x timeout at each, and the pauses between.
 
     Raises ConfigError for a setting that cannot work; SchemaError if the registry refuses or does not have the schema,
     or if the schema has rules for writing, which nothing here would run; AuthenticationError; AuthorizationError; and
@@ -80,7 +76,7 @@ def registered(
         return column_format
     subject = subject_of(column_format, strategy, topic)
     _warn_of_clear_text(settings)
-    found = _ask(column_format, settings, subject, needs_guid=id_location == HEADER_LOCATION)
+    found = _ask(column_format, settings, subject)
     _check_schema(found.schema, column_format, subject)
     if settings.use_latest_version or settings.use_schema_id is not None:
         column_format = replace(column_format, schema=found.schema.schema_str)
@@ -88,12 +84,12 @@ def registered(
     if column_format.name == PROTOBUF:
         indexes = index_bytes(find_message(column_format.schema or "", column_format.message).indexes)
     log.info("%s.format=%s: schema %d of subject %s", column_format.field, column_format.name, found.schema_id, subject)
-    if id_location != HEADER_LOCATION:
+    if settings.id_location != IN_HEADER:
         return replace(column_format, prefix=b"\0" + found.schema_id.to_bytes(4, "big") + indexes)
     if found.guid is None:
         raise SchemaError(
-            f"schema.id.location={HEADER_LOCATION} needs a registry that gives schemas a GUID, and this one gave none"
-            f" for subject {subject}: set schema.id.location={PREFIX_LOCATION}."
+            f"schema.id.location={IN_HEADER} needs a registry that gives schemas a GUID, and this one gave none"
+            f" for subject {subject}: set schema.id.location={IN_PREFIX}."
         )
     return replace(column_format, header=(f"__{column_format.field}_schema_id", b"\1" + found.guid.bytes + indexes))
 
@@ -126,13 +122,13 @@ def _check_schema(schema: Schema, column_format: ColumnFormat, subject: str) -> 
 # ---- the requests ----------------------------------------------------------------------------------------------------
 
 
-def _ask(column_format: ColumnFormat, settings: RegistrySettings, subject: str, *, needs_guid: bool) -> _Found:
+def _ask(column_format: ColumnFormat, settings: RegistrySettings, subject: str) -> _Found:
     """Ask one address after the other, until one answers as a registry."""
     failures: list[str] = []
     for address in settings.url:
         try:
             with _client(settings, address) as client, _in_our_words(settings, address, subject):
-                return _look_up(client, column_format, settings, subject, needs_guid=needs_guid)
+                return _look_up(client, column_format, settings, subject)
         except RegistryError as error:
             failures.append(str(error))
     raise RegistryError(
@@ -146,8 +142,6 @@ def _look_up(
     column_format: ColumnFormat,
     settings: RegistrySettings,
     subject: str,
-    *,
-    needs_guid: bool,
 ) -> _Found:
     if settings.use_schema_id is not None:
         schema = client.get_schema(settings.use_schema_id, subject)
@@ -164,7 +158,7 @@ def _look_up(
         answer = client.lookup_schema(subject, own, settings.normalize_schemas)
     else:
         answer = client.register_schema_full_response(subject, own, settings.normalize_schemas)
-        if needs_guid and answer.guid is None:
+        if settings.id_location == IN_HEADER and answer.guid is None:
             answer = client.lookup_schema(subject, own, settings.normalize_schemas)
     found = _found(answer.schema_id, answer.guid, own)
     # The rules are in the stored schema. The client drops them from a look-up, and old registries from a registration.

@@ -34,6 +34,9 @@ from spark_kafka_sink.common.options import (
 from spark_kafka_sink.common.texts import Secret
 
 PREFIX: Final = "schema.registry."
+LOCATION_OPTION: Final = "schema.id.location"
+IN_PREFIX: Final = "prefix"
+IN_HEADER: Final = "header"
 
 _STATIC: Final = "STATIC_TOKEN"
 _OIDC: Final = "OAUTHBEARER"
@@ -193,23 +196,27 @@ class RegistrySettings:
     ssl_key_password: Secret | None = option(
         parsers.secret, None, "string", "Password of the private key.", is_secret=True
     )
+    id_location: str = IN_PREFIX
+    """The option schema.id.location: before each value, or in a header of each record."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> RegistrySettings | None:
-        """Read the options `schema.registry.*` of `options`, whose names are in lower case. None if none is given.
+        """Read schema.registry.* and schema.id.location of `options`, whose names are in lower case. None if none of
+        them is given.
 
         Raises ConfigError for an unknown option, a malformed value, a missing schema.registry.url, or a contradiction.
         """
         given = {key: value for key, value in options.items() if value is not None}
         settings = {key.removeprefix(PREFIX): value for key, value in given.items() if key.startswith(PREFIX)}
-        if not settings:
+        location = given.get(LOCATION_OPTION)
+        if not settings and location is None:
             return None
-        table = table_of(cls)
+        table = _table()
         for key in settings:
             if key not in table:
                 raise ConfigError(_unknown(key), setting=PREFIX + key)
         if "url" not in settings:
-            name = PREFIX + next(iter(settings))
+            name = next((PREFIX + key for key in settings), LOCATION_OPTION)
             raise ConfigError(
                 f"{name} has no effect without schema.registry.url: set that too, or leave it out.", setting=name
             )
@@ -231,12 +238,16 @@ class RegistrySettings:
             parsed["basic_auth_user_info"] = user_info
         if parsed.get("use_latest_version") or parsed.get("use_schema_id") is not None:
             parsed["auto_register_schemas"] = False
+        if location is not None:
+            parsed["id_location"] = parse_value(
+                LOCATION_OPTION, location, {"parse": parsers.one_of(IN_PREFIX, IN_HEADER)}
+            )
         return cls(url=addresses, **parsed)
 
     def for_client(self, address: str) -> dict[str, Any]:
         """Return the settings as the constructor of Confluent's client takes them, with secrets in clear."""
         found: dict[str, Any] = {}
-        for key, field in table_of(RegistrySettings).items():
+        for key, field in _table().items():
             value = getattr(self, field.name)
             if key not in _OF_SERIALIZERS and value is not None:
                 found[key] = value.reveal() if isinstance(value, Secret) else value
@@ -262,16 +273,21 @@ _OF_SERIALIZERS: Final = frozenset(
 """Settings that Confluent's client does not take."""
 
 
+def _table() -> dict[str, Any]:
+    """Return the fields with a row in the table, by their names after the prefix."""
+    return {key: field for key, field in table_of(RegistrySettings).items() if field.metadata}
+
+
 def registry_options() -> list[OptionRow]:
     """Return the rows of the table for documents, with whole names."""
-    return [row_of(PREFIX + key, field.metadata) for key, field in table_of(RegistrySettings).items()]
+    return [row_of(PREFIX + key, field.metadata) for key, field in _table().items()]
 
 
 def _unknown(key: str) -> str:
     name = PREFIX + key
     if key in REFUSED:
         return f"The option {name} cannot be used here: {REFUSED[key]}."
-    meant = nearest(key, table_of(RegistrySettings))
+    meant = nearest(key, _table())
     if meant is None:
         return f"There is no option {name}, and no option has a similar name: leave it out."
     return f"There is no option {name}. The nearest one is {PREFIX}{meant}."

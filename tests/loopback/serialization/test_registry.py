@@ -52,14 +52,15 @@ def server() -> Iterator[SchemaRegistryServer]:
 def settings_for(*addresses: str, **more: object) -> RegistrySettings:
     given = {f"schema.registry.{key.replace('_', '.')}": value for key, value in more.items()}
     quick = {"schema.registry.retries.wait.ms": 1, "schema.registry.max.retries": 1, "schema.registry.timeout": 5}
+    if location := given.pop("schema.registry.id.location", None):
+        given["schema.id.location"] = location
     found = RegistrySettings.from_options({"schema.registry.url": ",".join(addresses), **quick, **given})
     assert found is not None
     return found
 
 
 def ask(address: str, column: ColumnFormat = AVRO, strategy: str = "topic", **more: Any) -> ColumnFormat:
-    location = more.pop("id_location", "prefix")
-    return registered(column, settings_for(address, **more), strategy, "orders", id_location=location)
+    return registered(column, settings_for(address, **more), strategy, "orders")
 
 
 # ---- what a record begins with ---------------------------------------------------------------------------------------

@@ -103,6 +103,14 @@ def test_wrong_address_is_an_error_that_shows_no_password(url: str, text: str) -
             "schema.registry.timeout has no effect without schema.registry.url: set that too, or leave it out.",
         ),
         (
+            {"schema.id.location": "header"},
+            "schema.id.location has no effect without schema.registry.url: set that too, or leave it out.",
+        ),
+        (
+            {"schema.registry.url": HTTPS, "schema.id.location": "body"},
+            "schema.id.location='body' must be one of prefix, header.",
+        ),
+        (
             {"schema.registry.url": HTTPS, "schema.registry.basic.auth.userinfo": CANARY},
             "There is no option schema.registry.basic.auth.userinfo. The nearest one is"
             " schema.registry.basic.auth.user.info.",

@@ -1,4 +1,4 @@
-"""The topic of topic.create=if-missing, on scripted nodes: created, found, compared, refused; and where that happens."""
+"""The topic of topic.create=if-missing, on scripted nodes: created, found, compared, refused, and by which calls."""
 
 from __future__ import annotations
 
