@@ -83,6 +83,7 @@ integration-slow: $(SETUP)
 	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink tests/integration/jobs -q -m slow
 	$(BIN)/python -m pytest tests/integration/benchmarks -q
 	$(BIN)/python -m pytest tests/integration/parity -q
+	$(BIN)/python -m pytest tests/integration/registry -q
 	$(BIN)/python -m pytest tests/integration/deploy -q
 	$(BIN)/python -m pytest tests/integration/pipelines -q -m slow
 	$(BIN)/python -m pytest tests/integration/exactly_once --ignore tests/integration/exactly_once/test_kills.py -q

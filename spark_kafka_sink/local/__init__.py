@@ -8,6 +8,15 @@ from __future__ import annotations
 from spark_kafka_sink.local.admin import Admin, PartitionDescription, TopicDescription
 from spark_kafka_sink.local.cluster import EmbeddedKafka
 from spark_kafka_sink.local.jars import fetch_jars
+from spark_kafka_sink.local.schema_registry import SchemaRegistry
 from spark_kafka_sink.local.security import BrokerSecurity
 
-__all__ = ["Admin", "BrokerSecurity", "EmbeddedKafka", "PartitionDescription", "TopicDescription", "fetch_jars"]
+__all__ = [
+    "Admin",
+    "BrokerSecurity",
+    "EmbeddedKafka",
+    "PartitionDescription",
+    "SchemaRegistry",
+    "TopicDescription",
+    "fetch_jars",
+]

@@ -44,10 +44,17 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def parts_of(coordinate: str) -> tuple[str, str, str, str, str]:
+    """Return group, artifact, version, packaging and classifier of a locked coordinate."""
+    group, artifact, version, *rest = coordinate.split(":")
+    packaging, classifier = rest or ("jar", "")
+    return group, artifact, version, packaging, classifier
+
+
 @dataclass(frozen=True, slots=True)
 class LockedJar:
     coordinate: str
-    """`group:artifact:version`."""
+    """`group:artifact:version`, and for a file that is no jar `group:artifact:version:tar.gz:classifier`."""
     sha256: str
     size: int
     """Bytes."""
@@ -55,8 +62,9 @@ class LockedJar:
     @property
     def path(self) -> Path:
         """The jar's path in a Maven repository."""
-        group, artifact, version = self.coordinate.split(":")
-        return Path(*group.split("."), artifact, version, f"{artifact}-{version}.jar")
+        group, artifact, version, packaging, classifier = parts_of(self.coordinate)
+        name = "-".join(filter(None, (artifact, version, classifier)))
+        return Path(*group.split("."), artifact, version, f"{name}.{packaging}")
 
     def is_intact(self, path: Path) -> bool:
         """Return whether `path` holds exactly the locked bytes."""
@@ -90,7 +98,7 @@ class JarLock:
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise LocalBrokerError(f"{path} is not a readable lock file ({error!r}). {remedy}") from error
         for jar in jars:
-            if jar.coordinate.count(":") != 2 or len(jar.sha256) != 64:
+            if jar.coordinate.count(":") not in {2, 4} or len(jar.sha256) != 64:
                 raise LocalBrokerError(f"{path}: {jar} is not `group:artifact:version` with a SHA-256. {remedy}")
         if not jars:
             raise LocalBrokerError(f"{path} lists no jar. {remedy}")
@@ -133,7 +141,9 @@ def _context(folder: Path, progress: Progress | None = None) -> MavenContext:
 
 def download_jar(coordinate: str, folder: Path, progress: Progress | None = None) -> Path:
     """Download one jar, without its dependencies, below `folder`. Raises OSError or RuntimeError, as jgo does."""
-    return _context(folder, progress).create_dependency(coordinate).artifact.resolve()
+    group, artifact, version, packaging, classifier = parts_of(coordinate)
+    component = _context(folder, progress).project(group, artifact).at_version(version)
+    return component.artifact(classifier, packaging).resolve()
 
 
 def resolve_jars(roots: Iterable[str], *, with_dependencies: bool, folder: Path) -> list[tuple[str, Path]]:
@@ -142,11 +152,11 @@ def resolve_jars(roots: Iterable[str], *, with_dependencies: bool, folder: Path)
     The roots are resolved as the dependencies of a Maven project. By default jgo would import each root as a bill of
     materials, and one root's parent would decide versions of another: Log4j's parent manages an old kafka-clients.
     """
+    if not with_dependencies:
+        return [(root, download_jar(root, folder)) for root in roots]
     context = _context(folder)
-    dependencies = [context.create_dependency(f"{root}!") for root in roots]
-    if with_dependencies:
-        inputs, needed = context.resolver.resolve(dependencies)
-        dependencies = [*inputs, *needed]
+    inputs, needed = context.resolver.resolve([context.create_dependency(f"{root}!") for root in roots])
+    dependencies = [*inputs, *needed]
     return [(f"{each.groupId}:{each.artifactId}:{each.version}", each.artifact.resolve()) for each in dependencies]
 
 

@@ -7,7 +7,7 @@ conftest.py.
     else an EmbeddedKafka of one node.
 `topic` and `new_topic` make their own topics on it. `old_kafka_broker` is a second shared broker, of the oldest
 embedded release. `own_kafka` starts embedded clusters for tests that kill or freeze nodes, `module_kafka` those that
-the tests of one module share.
+the tests of one module share. `schema_registry` is a schema registry for the whole session.
 
 When a test fails, the logs of the embedded clusters it used are copied to pytest's temporary folder, and its report
 names the place.
@@ -29,6 +29,7 @@ from spark_kafka_sink.common.errors import LocalBrokerError, UnknownTopicOrParti
 from spark_kafka_sink.local.admin import Admin
 from spark_kafka_sink.local.cluster import EmbeddedKafka
 from spark_kafka_sink.local.jvm import OLD
+from spark_kafka_sink.local.schema_registry import SchemaRegistry
 
 _CLUSTERS = pytest.StashKey[list[tuple[EmbeddedKafka, Path]]]()
 _LONGEST_TOPIC_STEM = 60
@@ -82,6 +83,13 @@ def old_kafka_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
     with EmbeddedKafka(version=OLD.version) as kafka:
         _remember(request.session, kafka, tmp_path_factory)
         yield Admin(kafka.bootstrap_servers)
+
+
+@pytest.fixture(scope="session")
+def schema_registry() -> Iterator[SchemaRegistry]:
+    """An embedded schema registry, for the whole session. Its first start fetches 109 MB."""
+    with SchemaRegistry() as registry:
+        yield registry
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ Without coordinates it resolves the lock's roots again. Coordinates become the n
     ... relock kafka-3.9 org.apache.kafka:kafka_2.13:3.9.1 org.slf4j:slf4j-reload4j:1.7.36
 
     ... relock --no-dependencies some-jars GROUP:ARTIFACT:VERSION ...
+
+    ... relock --no-dependencies apicurio io.apicurio:apicurio-registry-app:3.0.9:tar.gz:all
 """
 
 from __future__ import annotations

@@ -56,7 +56,6 @@ LINES_OF_A_LONG_FILE = 700
 LINES_OF_A_CRUMB = 60
 MOST_MODULES = 150
 CRUMBS = {
-    "local.relock": "a command for maintainers: python -m spark_kafka_sink.local.relock",
     "transactions": "the door of a public command, by the name that users type",
     "network.acknowledgements": "only network/ may use sockets, and this one is Spark's, not the producer's",
     "network.sasl.plain": "each mechanism of SASL has a file",

@@ -207,6 +207,8 @@ def test_lock_that_is_written_is_read_back_equal(tmp_path: Path) -> None:
 
 def test_jar_has_the_path_that_maven_uses() -> None:
     assert JAR.path == Path("org/example/thing_2.13/1.0/thing_2.13-1.0.jar")
+    archive = LockedJar("org.example:thing:1.0:tar.gz:all", "", 0)
+    assert archive.path == Path("org/example/thing/1.0/thing-1.0-all.tar.gz")
 
 
 @pytest.mark.parametrize(

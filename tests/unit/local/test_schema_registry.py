@@ -1,0 +1,64 @@
+"""The embedded schema registry without its archive: a start that fails says why, and leaves nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from spark_kafka_sink.common.errors import LocalBrokerError
+from spark_kafka_sink.local import schema_registry
+from spark_kafka_sink.local.jars import JarLock, LockedJar
+from spark_kafka_sink.local.schema_registry import SchemaRegistry
+
+COORDINATE = "org.example:apicurio-registry-app:1.0:tar.gz:all"
+
+
+@pytest.fixture
+def java_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with a locked archive, and a Java that ends at once. Return the cache."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("apicurio-registry-app-1.0-runner.jar"))
+    archive = LockedJar(COORDINATE, hashlib.sha256(content.getvalue()).hexdigest(), len(content.getvalue()))
+    cache = tmp_path / "cache"
+    (cache / "jars" / archive.path).parent.mkdir(parents=True)
+    (cache / "jars" / archive.path).write_bytes(content.getvalue())
+    JarLock("apicurio", (COORDINATE,), False, (archive,)).write(tmp_path / "apicurio.lock.json")
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(
+        "#!/bin/sh\n"
+        'case $1 in -version) echo "openjdk version \\"17.0.1\\"" >&2; exit 0 ;; esac\n'
+        'for last; do :; done; echo "cannot run $last"; exit 1\n'
+    )
+    java.chmod(0o755)
+    monkeypatch.setattr(schema_registry, "APICURIO_LOCK", tmp_path / "apicurio.lock.json")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("SPARK_KAFKA_SINK_CACHE", str(cache))
+    return cache
+
+
+def test_start_that_fails_shows_the_log_and_leaves_nothing(
+    java_that_fails: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    registry = SchemaRegistry()
+    for _ in range(2):
+        with pytest.raises(
+            LocalBrokerError, match=r"ended while it started\. Its log ends:\n  cannot run .*-runner\.jar$"
+        ):
+            registry.start()
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert [each.name for each in (java_that_fails / "unpacked").iterdir()] != []
+    assert not list((java_that_fails / "unpacked").glob("new-*"))
+
+
+def test_registry_that_is_not_started_has_no_address() -> None:
+    with pytest.raises(LocalBrokerError, match="is not started: call start"):
+        _ = SchemaRegistry().url
+    SchemaRegistry().stop()
