@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import struct
 import urllib.request
 import uuid
 from typing import Any
 
-import fastavro
+import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
@@ -17,9 +16,12 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.local import SchemaRegistry
+from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.column_format import ColumnFormat
+from spark_kafka_sink.serialization.format_settings import FormatSettings
 from spark_kafka_sink.serialization.registry import registered
 from spark_kafka_sink.serialization.registry_settings import RegistrySettings
+from spark_kafka_sink.serialization.schemas import column_format
 
 pytestmark = pytest.mark.slow
 
@@ -74,13 +76,15 @@ def test_schema_is_registered_once_and_found_by_its_id(schema_registry: SchemaRe
     assert call(schema_registry, "GET", f"/subjects/{topic}-value/versions") == [1]
 
 
-def test_confluents_deserializer_reads_what_follows_the_prefix(schema_registry: SchemaRegistry, topic: str) -> None:
-    found = ask(schema_registry, value(avro("id", "price")), topic)
-    body = io.BytesIO()
-    fastavro.schemaless_writer(body, json.loads(avro("id", "price")), {"id": 7, "price": -1})
+def test_confluents_deserializer_reads_what_the_encoder_writes(schema_registry: SchemaRegistry, topic: str) -> None:
+    rows = [{"id": 1, "name": "a name"}, {"id": None, "name": "naïveté"}, {"id": -(2**62), "name": None}]
+    column = pa.array([*rows, None], pa.struct({"id": pa.int64(), "name": pa.string()}))
+    found = ask(schema_registry, column_format(FormatSettings("value", "avro"), column.type), topic)
+    values = ColumnEncoder(found, column.type).encode(column).values.to_pylist()
+    context = SerializationContext(topic, MessageField.VALUE)
     with SchemaRegistryClient({"url": schema_registry.url}) as client:
-        read = AvroDeserializer(client)(found.prefix + body.getvalue(), SerializationContext(topic, MessageField.VALUE))
-    assert read == {"id": 7, "price": -1}
+        read = AvroDeserializer(client)
+        assert [read(value, context) for value in values] == [*rows, None]
 
 
 def test_newest_version_is_used(schema_registry: SchemaRegistry, topic: str) -> None:

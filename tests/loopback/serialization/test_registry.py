@@ -12,7 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient, dual_schema_id_deserializer
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 from support.fresh_process import run_script, without
 from support.schema_registry import Registry, SchemaRegistryServer, answering, dropping, free_port, hanging
 
@@ -24,9 +28,12 @@ from spark_kafka_sink.common.errors import (
     RegistryError,
     SchemaError,
 )
+from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.column_format import ColumnFormat
+from spark_kafka_sink.serialization.format_settings import FormatSettings
 from spark_kafka_sink.serialization.registry import registered
 from spark_kafka_sink.serialization.registry_settings import RegistrySettings
+from spark_kafka_sink.serialization.schemas import column_format
 
 CANARY = "canary-p4ss"
 
@@ -128,6 +135,21 @@ def test_subject_may_have_any_character(server: SchemaRegistryServer) -> None:
     column = ColumnFormat("value", "json-schema", '{"title": "a/b ü?&"}')
     ask(server.url, column, "record")
     assert list(server.registry.subjects) == ["a/b ü?&"]
+
+
+@pytest.mark.parametrize("location", ["prefix", "header"])
+def test_confluents_deserializer_reads_what_the_encoder_writes(server: SchemaRegistryServer, location: str) -> None:
+    # with a header, Confluent's deserializer refuses a value of up to 5 bytes
+    rows = [{"id": 1, "name": "a name"}, {"id": None, "name": "naïveté"}, {"id": -(2**62), "name": None}]
+    column = pa.array([*rows, None], pa.struct({"id": pa.int64(), "name": pa.string()}))
+    own = column_format(FormatSettings("value", "avro"), column.type)
+    found = ask(server.url, own, id_location=location)
+    values = ColumnEncoder(found, column.type).encode(column).values.to_pylist()
+    headers: list[tuple[str, str | bytes | None]] = [] if found.header is None else [found.header]
+    context = SerializationContext("orders", MessageField.VALUE, headers)
+    with SchemaRegistryClient({"url": server.url}) as client:
+        read = AvroDeserializer(client, conf={"schema.id.deserializer": dual_schema_id_deserializer})
+        assert [read(value, context) for value in values] == [*rows, None]
 
 
 # ---- which schema ----------------------------------------------------------------------------------------------------
