@@ -77,13 +77,18 @@ def process_limits(config: ProducerConfig) -> TopicLimitsCache:
 
 def _ask(config: ProducerConfig, topic: str) -> TopicLimits:
     with process_client(config) as client:
-        timer = client.timer(config.max_block_ms)
-        try:
-            count = client.creation.count(topic, timer)
-        except InvalidTopicError:
-            client.creation.forget(topic)
-            return TopicLimits(is_invalid=True)
-        return TopicLimits(count, _max_message_bytes(client.creation, topic, timer)) if count else TopicLimits()
+        return read_limits(client.creation, topic, client.timer(config.max_block_ms))
+
+
+def read_limits(creation: TopicCreation, topic: str, timer: Timer) -> TopicLimits:
+    """Ask the brokers. Raises KafkaError."""
+    try:
+        creation.count(topic, timer)  # its answer may be that to an earlier request, which did not name the topic
+        count = creation.count(topic, timer)
+    except InvalidTopicError:
+        creation.forget(topic)
+        return TopicLimits(is_invalid=True)
+    return TopicLimits(count, _max_message_bytes(creation, topic, timer)) if count else TopicLimits()
 
 
 def _max_message_bytes(creation: TopicCreation, topic: str, timer: Timer) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from support.exactly_once_streams import await_markers
 from support.librdkafka import read_topic
 from support.pyspark_capabilities import FAILURES, FORMAT
 
@@ -46,16 +47,17 @@ Write = Callable[[DataFrame, dict[str, str], Path], None]
 
 def rows(spark: SparkSession, topic: str, small: str) -> DataFrame:
     kind = "if(id between 50 and 69, (id - 50) DIV 2, -1)"
-    noise = "repeat(sha2(CAST(id AS STRING), 512), {})"
+    noise = "array_join(transform(sequence(1, 100), each -> sha2(concat(id, '-', each), 512)), '')"
     return (
         spark.range(ROWS)
         .selectExpr("id", f"{kind} AS kind")
         .selectExpr(
             "CAST(id AS STRING) AS key",
-            f"CASE kind WHEN 8 THEN repeat('x', {2 * LARGEST}) WHEN 9 THEN {noise.format(50)}"
+            f"CASE kind WHEN 8 THEN repeat('x', {2 * LARGEST}) WHEN 9 THEN {noise}"
             " ELSE concat('value-', id) END AS value",
             f"CASE kind WHEN 0 THEN null WHEN 1 THEN 'no topic' WHEN 9 THEN '{small}' ELSE '{topic}' END AS topic",
-            "CAST(CASE kind WHEN 2 THEN -7 WHEN 3 THEN 99 ELSE if(id % 2 = 0, id % 3, null) END AS INT) AS partition",
+            "CAST(CASE kind WHEN 2 THEN -7 WHEN 3 THEN 99 WHEN 9 THEN null"
+            " ELSE if(id % 2 = 0, id % 3, null) END AS INT) AS partition",
             f"CASE kind WHEN 4 THEN -5 WHEN 5 THEN {NOON * 1000} WHEN 6 THEN {NOON // 1000} ELSE {NOON} + id END"
             " AS timestamp",
             "array(named_struct('key', if(kind = 7, null, 'h'), 'value', encode(CAST(id AS STRING), 'utf-8')))"
@@ -132,11 +134,13 @@ class Topics:
         self.dead = new_topic(partitions=2)
 
     def good(self) -> Counter[bytes]:
-        """Count the keys of the records."""
+        """Count the keys of the records, once the coordinators have written the ends of all transactions."""
+        await_markers(self.servers)
         records = read_topic(self.servers, self.topic, PARTITIONS) + read_topic(self.servers, self.small)
         return Counter(record.key() or b"" for record in records)
 
     def letters(self) -> list[Any]:
+        await_markers(self.servers)
         return read_topic(self.servers, self.dead, 2)
 
 

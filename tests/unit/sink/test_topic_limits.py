@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from support.fake_clock import FakeClock
 
+from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.common.errors import KafkaTimeoutError
 from spark_kafka_sink.record.sifting import TopicLimits
-from spark_kafka_sink.sink.topic_limits import TopicLimitsCache
+from spark_kafka_sink.sink.topic_limits import TopicLimitsCache, read_limits
 
 
 class Brokers:
@@ -65,6 +69,26 @@ def test_a_topic_that_does_not_exist_yet_is_asked_for_again(cache: TopicLimitsCa
     assert cache.of("new", 2) == TopicLimits()
     brokers.limits["new"] = TopicLimits(3)
     assert cache.of("new", None) == TopicLimits(3)
+
+
+class Creation:
+    """Stands in for `TopicCreation`. Its first answer is that to an earlier request."""
+
+    def __init__(self, earlier: int, count: int) -> None:
+        self._answers = [earlier, count]
+
+    def count(self, topic: str, timer: object) -> int:
+        return self._answers.pop(0)
+
+    def configs(self, topic: str, names: Sequence[str], timer: object) -> dict[str, str | None]:
+        return {"max.message.bytes": "5000"}
+
+
+@pytest.mark.parametrize("earlier", [0, 3])
+def test_an_answer_on_its_way_is_not_the_newest(earlier: int) -> None:
+    """Bug: the limits of a topic that was new to the client were not known, and a record was sent that is too large."""
+    creation: Any = Creation(earlier, 4)
+    assert read_limits(creation, "t", Timer(FakeClock(), 1_000)) == TopicLimits(4, 5_000)
 
 
 def test_brokers_that_cannot_be_asked_fail_the_task(clock: FakeClock) -> None:
