@@ -178,7 +178,10 @@ static ALWAYS_INLINE uint8_t *put_one(writer *to, const node *of, int64_t row, u
     if (of->value_branch >= 0)
         *at++ = (uint8_t)(of->value_branch << 1); /* at most 63 */
     switch (of->op) {
-    case F64: memcpy(at, of->values + 8 * row, 8); return at + 8;
+    case F64:
+        FETCH_AHEAD(of->values + 8 * row);
+        memcpy(at, of->values + 8 * row, 8);
+        return at + 8;
     case F32: memcpy(at, of->values + 4 * row, 4); return at + 4;
     case F16: {
         float number = half_at(of->values, row);

@@ -502,7 +502,9 @@ static uint8_t *put_bytes(writer *to, const node *of, int64_t row, uint8_t *at)
 static uint8_t *put_value_at(writer *to, const node *of, int64_t row, uint8_t *at)
 {
     switch (of->op) {
-    case F64: return put_floating(to, of, f64_at(of->values, row), at);
+    case F64:
+        FETCH_AHEAD(of->values + 8 * row);
+        return put_floating(to, of, f64_at(of->values, row), at);
     case F32: return put_single(to, of, f32_at(of->values, row), at);
     case F16: return put_single(to, of, half_at(of->values, row), at);
     case BOOL: return is_true(of, row) ? put_text(at, "true", 4) : put_text(at, "false", 5);
