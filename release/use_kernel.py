@@ -169,7 +169,33 @@ def use_row_taker(kernel: ModuleType, rng: random.Random, rows: int) -> bool:
     return rest == (odd,) and taken == (keys, values) and (taker.rows, taker.size) == (rows, size)
 
 
-USES = {"encode": use_encode, "hash": use_hash, "fingerprint": use_fingerprint, "RowTaker": use_row_taker}
+def use_encode_rows(kernel: ModuleType, rng: random.Random, rows: int) -> bool:
+    """Write a struct of a number and a text as Avro, both in a union with null last."""
+    numbers = [None if rng.random() < 0.2 else rng.getrandbits(63) - (1 << 62) for _ in range(rows)]
+    texts = random_fields(rng, rows, 0.2)
+    plan = array("q", [21, 0, -1, -1, 1, 2, *[0] * 6])
+    for op in (5, 13):
+        plan.extend([op, 0, 1, 0, 0, 0, *[0] * 6])
+    offsets, data, text_bits, first_bit = buffers(texts, 0)
+    _, _, number_bits, _ = buffers([None if number is None else b"" for number in numbers], 0)
+    given = (None, number_bits, array("q", [number or 0 for number in numbers]), text_bits, offsets, data)
+    bound = array("q", [rows, first_bit, 0, 1, rows, first_bit, 1, 2, rows, first_bit, 3, 3])
+    out, ends, valid, bad = bytearray(rows * 240 + 256), array("i", bytes(4 * rows + 4)), bytearray(rows), bytearray(24)
+    done = kernel.encode_rows(0, plan, b"", bound, given, 0, rows, b"\7", bytes(617 * 16), out, 0, ends, valid, bad)
+    expected = [
+        b"\7" + (b"\2" if number is None else b"\0" + varint(number)) + (b"\2" if text is None else b"\0" + field(text))
+        for number, text in zip(numbers, texts, strict=True)
+    ]
+    return done == (rows, ends[rows], 0, False) and [bytes(out[a:b]) for a, b in pairwise(ends)] == expected
+
+
+USES = {
+    "encode": use_encode,
+    "hash": use_hash,
+    "fingerprint": use_fingerprint,
+    "RowTaker": use_row_taker,
+    "encode_rows": use_encode_rows,
+}
 
 
 def differences(kernel: ModuleType, rows: int) -> list[str]:
