@@ -54,14 +54,14 @@ from spark_kafka_sink.producer.record_fields import (
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata, Offsets, OperationResult
 from spark_kafka_sink.producer.transactions import Idempotence, PreparedTransaction, TransactionManager
-from spark_kafka_sink.producer.writes import WriteReport, write_table
+from spark_kafka_sink.producer.writes import WriteReport, table_and_formats, write_table
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import columns_size_upper_bound, record_size_upper_bound
 from spark_kafka_sink.record.partitioning import highest_partition, place
-from spark_kafka_sink.record.tables import BY_NAME, ColumnName, Table
+from spark_kafka_sink.record.tables import BY_NAME, ColumnName, ColumnNames
 
 log = logging.getLogger(__name__)
 
@@ -472,30 +472,31 @@ class KafkaProducer:
         data: object,
         topic: str | None = None,
         *,
-        value: ColumnName = BY_NAME,
-        key: ColumnName = BY_NAME,
+        value: ColumnNames = BY_NAME,
+        key: ColumnNames = BY_NAME,
         headers: ColumnName = BY_NAME,
         partition: ColumnName = BY_NAME,
         timestamp: ColumnName = BY_NAME,
         topic_column: ColumnName = BY_NAME,
+        serialization: Mapping[str, object] | None = None,
     ) -> WriteReport:
         """Write every row of a table, and wait until all are acknowledged. In a transaction the rows belong to it.
 
         `data`: a table of pyarrow, Polars, DuckDB, pandas or others (`record.tables.Table`), read as fast as brokers
-        take it. `topic`: of every row; None takes it from a column. The others name columns, None for none. The default
-        is the column of that name (`topic_column`: topic), if there is one.
+        take it. `topic`: of every row; None takes it from a column. Others name columns, None for none. The default is
+        the column of that name (`topic_column`: topic), if there is one. `serialization`: options such as
+        {"value.format": "avro"} (docs/serialization.md). Then value=["id", "name"] makes one struct of columns.
 
         Raises SchemaError for a column that is missing or of a wrong type, before it sends anything. Otherwise raises
-        as `send_columns`, or the first error of a row, once the rows that were sent have their outcomes: `error.report`
-        says what was delivered.
+        as `send_columns`, or the first error of a row, once sent rows have their outcomes: `error.report` has them.
         """
         self._ensure_usable()
         if self._is_sender_thread():
             raise IllegalStateError("A callback cannot write a table: it would wait for its own thread.")
-        fields = {"value": value, "key": key, "headers": headers, "partition": partition, "timestamp": timestamp}
-        table = Table(data, topic, {**fields, "topic": topic_column})
+        names = {"value": value, "key": key, "headers": headers, "partition": partition, "timestamp": timestamp}
+        table, formats = table_and_formats(data, topic, {**names, "topic": topic_column}, serialization)
         try:
-            return write_table(self, table, self._clock)
+            return write_table(self, table, self._clock, formats)
         except BaseException as cause:  # a transaction must not be committed with a part of the table
             self._transaction_calls.lose(cause, object())
             raise

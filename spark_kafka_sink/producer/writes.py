@@ -5,16 +5,19 @@ Spark's tasks and `KafkaProducer.write` count by `RowCounts`. The Sender thread 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.futures import RunCallback, RunMetadata
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.tables import Table
+from spark_kafka_sink.record.tables import ColumnNames, Table, TablePart
+
+if TYPE_CHECKING:
+    from spark_kafka_sink.serialization.record_formats import RecordFormats
 
 _MOST_TOPICS: Final = 10
 """The most topics that a report names: a topic column may have a thousand, and each micro-batch has a report."""
@@ -202,8 +205,42 @@ def send_to_each(
     return topics
 
 
-def write_table(producer: ColumnProducer, table: Table, clock: Clock) -> WriteReport:
-    """Send every row of `table`, and wait until all are acknowledged.
+def table_and_formats(
+    data: object, topic: str | None, names: Mapping[str, ColumnNames], serialization: Mapping[str, object] | None
+) -> tuple[Table, RecordFormats | None]:
+    """Return the table, and the formats of its columns.
+
+    Raises ConfigError, and SchemaError for a column that cannot be written.
+    """
+    if serialization is None:
+        return Table(data, topic, names), None
+    from spark_kafka_sink.serialization.format_options import formats_of_write
+    from spark_kafka_sink.serialization.record_formats import RecordFormats
+    from spark_kafka_sink.serialization.resolved_formats import resolved  # not for the workers of Spark
+
+    formats = formats_of_write(serialization)
+    table = Table(data, topic, names, formats.fields)
+    types = {field: table.type_of(field) for field in formats.fields}
+    return table, RecordFormats(resolved(formats, types))
+
+
+def _formatted(part: TablePart, formats: RecordFormats | None) -> Iterator[TablePart]:
+    """Yield the rows of `part`, with bytes in the columns that have a format. Raises SerializationError for a row that
+    does not fit.
+    """
+    if formats is None:
+        yield part
+        return
+    with part.located():
+        for records in formats.parts(part.columns):
+            records.check()
+            yield part.with_columns(records.columns, records.first_row)
+
+
+def write_table(
+    producer: ColumnProducer, table: Table, clock: Clock, formats: RecordFormats | None = None
+) -> WriteReport:
+    """Send every row of `table`, and wait until all are acknowledged. `formats`: of its columns, if some have one.
 
     An Exception is raised after the rows that were sent have their outcomes, with a note on what was delivered; a
     KafkaError also has it in `report`. Ctrl-C is raised at once.
@@ -212,8 +249,9 @@ def write_table(producer: ColumnProducer, table: Table, clock: Clock) -> WriteRe
     write = Write(producer, RowCounts())
     try:
         for part in table.parts():
-            with part.located():
-                send_to_each(part.by_topic(), write.send, producer.look_up)
+            for rows in _formatted(part, formats):
+                with rows.located():
+                    send_to_each(rows.by_topic(), write.send, producer.look_up)
             del part  # free it before the next one is read
         write.finish()
     except Exception as error:

@@ -160,6 +160,36 @@ def _is_utf_8(name: bytes) -> bool:
     return True
 
 
+def with_header(headers: pa.Array | None, name: str, value: bytes, records: pa.Array) -> pa.Array:
+    """Return `headers` with one more at the end of each row that is not null in `records`: HEADERS.
+
+    `headers`: any layout that `normalise_headers` takes, None for no headers; of the length of `records`. Raises as
+    `normalise_headers`.
+    """
+    rows = len(records)
+    given = pa.nulls(rows, HEADERS) if headers is None else headers
+    given = normalise_headers(given)
+    nulls = null_mask(records)
+    added = np.ones(rows, np.int64) if nulls is None else (~nulls).astype(np.int64)
+    bounds = _list_bounds(given)
+    first, old = int(bounds[0]), np.diff(bounds)
+    ends = np.zeros(rows + 1, np.int64)
+    np.cumsum(old + added, out=ends[1:])
+    if int(ends[-1]) > np.iinfo(np.int32).max:
+        raise SerializationError(_TOO_MANY)
+    count = int(bounds[-1]) - first
+    order = np.full(int(ends[-1]), count, np.int64)  # the new header comes after the old ones
+    moved_by = np.cumsum(added) - added
+    order[np.arange(count) + np.repeat(moved_by, old)] = np.arange(count)
+    columns = zip(given.values.flatten(), (name.encode(), value), strict=True)
+    children = [
+        pa.concat_arrays([column.slice(first, count), binary_array([new], "headers")]).take(index_array(order))
+        for column, new in columns
+    ]
+    structs = pa.StructArray.from_arrays(children, ["key", "value"])
+    return pa.ListArray.from_arrays(index_array(ends.astype(np.int32)), structs)
+
+
 def encode_headers(headers: pa.Array) -> EncodedHeaders | None:
     """Encode the headers of every row, from normalise_headers or slices of its result. None if no row has headers."""
     rows = len(headers)

@@ -6,7 +6,7 @@ and gives parts that bound the memory of a conversion. A table is read once, by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -39,6 +39,8 @@ class ByName(Enum):
 BY_NAME: Final = ByName.BY_NAME
 ColumnName: TypeAlias = str | ByName | None
 """The name of a column. None: no column."""
+ColumnNames: TypeAlias = ColumnName | Sequence[str]
+"""The name of a column, or the columns that become one struct, in their order."""
 
 
 class _Rule(NamedTuple):
@@ -82,23 +84,44 @@ class Table:
     """The rows of `data`, an object with `__arrow_c_stream__` or `__arrow_c_array__`, and the columns of the records.
 
     `topic` is for every row; None takes topics from the column. `names` has the column of each field of a record, by
-    the names of `_RULES`. Other columns are not read. Raises SchemaError for data that is no table, for a column that
-    is missing, ambiguous or of a wrong type, and without a topic or a column of values.
+    the names of `_RULES`. Other columns are not read. The fields `formatted` have a format: their columns are not
+    checked here, and may be several that become a struct. Raises SchemaError for data that is no table, for a column
+    that is missing, ambiguous or of a wrong type, and without a topic or a column of values.
     """
 
-    def __init__(self, data: object, topic: str | None, names: Mapping[str, ColumnName]) -> None:
+    def __init__(
+        self, data: object, topic: str | None, names: Mapping[str, ColumnNames], formatted: Collection[str] = ()
+    ) -> None:
         if topic is not None and not (isinstance(topic, str) and topic):
             raise SchemaError(f"topic={topic!r:.100}: give the name of a topic, or topic_column='…'.")
         self._topic = topic
         self._reader = _reader_of(data)
-        self._fields = _chosen(self._reader.schema, topic, names)
+        self._structs = {field: names for field, names in names.items() if isinstance(names, (list, tuple))}
+        for field in self._structs:
+            _check_struct(self._reader.schema, field, self._structs[field], formatted)
+        plain = {field: name for field, name in names.items() if field not in self._structs}
+        self._fields = _chosen(self._reader.schema, topic, plain, formatted, has_value=VALUE in self._structs)
+        self._formatted = formatted
+
+    def type_of(self, field: str) -> pa.DataType:
+        """Return the type of a field's column. Raises SchemaError if it has none."""
+        schema = self._reader.schema
+        if field in self._structs:
+            return pa.struct([schema.field(schema.get_field_index(name)) for name in self._structs[field]])
+        if field not in self._fields:
+            raise SchemaError(f"{field}.format is set, and no column is the {field}. {_columns_of(schema)}")
+        return schema.field(self._fields[field][0]).type
 
     def parts(self) -> Iterator[TablePart]:
         """Yield the rows in their order. Errors of the stream are raised as they are."""
         row = 0
         with self._reader as batches:
             for batch in batches:
-                columns = {field: _plain(batch.column(index)) for field, (index, _) in self._fields.items()}
+                columns = {
+                    field: batch.column(index) if field in self._formatted else _plain(batch.column(index))
+                    for field, (index, _) in self._fields.items()
+                }
+                columns |= {field: _struct_of(batch, names) for field, names in self._structs.items()}
                 names = {field: name for field, (_, name) in self._fields.items()}
                 rows = batch.num_rows
                 del batch
@@ -121,6 +144,14 @@ class TablePart:
     @property
     def num_rows(self) -> int:
         return len(self._columns[VALUE])
+
+    @property
+    def columns(self) -> Mapping[str, pa.Array]:
+        return self._columns
+
+    def with_columns(self, columns: Mapping[str, pa.Array], offset: int) -> TablePart:
+        """Return the rows from `offset` on with other columns: those that have a format as bytes."""
+        return TablePart(self.first_row + offset, columns, self._names, self._topic)
 
     def slice(self, offset: int, length: int) -> TablePart:
         """Return at most `length` rows from `offset` on. No copy."""
@@ -172,7 +203,7 @@ class TablePart:
     def _size(self) -> int:
         keys_and_values = (self._columns[field] for field in (VALUE, KEY) if field in self._columns)
         headers = self._columns.get(HEADERS)
-        return sum(map(value_size, keys_and_values)) + (0 if headers is None else headers_size(headers))
+        return sum(map(_size_of, keys_and_values)) + (0 if headers is None else headers_size(headers))
 
     def _as_int32(self, partitions: pa.Array) -> pa.Array:
         bounds = pc.min_max(partitions)
@@ -186,6 +217,36 @@ class TablePart:
 
     def _of(self, field: str) -> str:
         return f"the column '{self._names[field]}'"
+
+
+def _size_of(column: pa.Array) -> int:
+    return value_size(column) if is_bytes_like(column.type) else int(column.nbytes)
+
+
+def _struct_of(batch: pa.RecordBatch, names: Sequence[str]) -> pa.Array:
+    """Return these columns as one struct, which is never null. No copy."""
+    schema = batch.schema
+    fields = [schema.field(schema.get_field_index(name)) for name in names]
+    children = [batch.column(schema.get_field_index(name)) for name in names]
+    return pa.Array.from_buffers(pa.struct(fields), batch.num_rows, [None], children=children)
+
+
+def _check_struct(schema: pa.Schema, field: str, names: Sequence[object], formatted: Collection[str]) -> None:
+    if field not in formatted:
+        raise SchemaError(
+            f"{field}={names!r:.100}: several columns become one {field} only in a format, such as"
+            f" serialization={{'{field}.format': 'avro'}}."
+            if field in (VALUE, KEY)
+            else f"{field}={names!r:.100}: give the name of one column."
+        )
+    if not names:
+        raise SchemaError(f"{field}=[]: give at least one column. {_columns_of(schema)}")
+    for name in names:
+        if not isinstance(name, str):
+            raise SchemaError(f"{field}={names!r:.100}: give names of columns.")
+        _index_of(schema, field, field, name)
+    if len(set(names)) < len(names):
+        raise SchemaError(f"{field}={names!r:.100} has a column twice.")
 
 
 def _reader_of(data: object) -> Any:
@@ -217,7 +278,14 @@ def _type_name(data: object) -> str:
     return name if module == "builtins" else f"{module.partition('.')[0]} {name}"
 
 
-def _chosen(schema: pa.Schema, topic: str | None, names: Mapping[str, ColumnName]) -> dict[str, tuple[int, str]]:
+def _chosen(
+    schema: pa.Schema,
+    topic: str | None,
+    names: Mapping[str, ColumnNames],
+    formatted: Collection[str],
+    *,
+    has_value: bool,
+) -> dict[str, tuple[int, str]]:
     """Return the index and the name of the column of each field of a record that has one, of a fitting type."""
     chosen: dict[str, tuple[int, str]] = {}
     for field, name in names.items():
@@ -229,11 +297,15 @@ def _chosen(schema: pa.Schema, topic: str | None, names: Mapping[str, ColumnName
         index = _index_of(schema, field, parameter, name)
         if index is not None:
             column = schema.field(index)
+            if field in formatted:
+                chosen[field] = index, column.name
+                continue
             _check_type(column.name, _plain_type(column.type), field)
             if not pat.is_null(column.type) or field in (VALUE, TOPIC):
                 chosen[field] = index, column.name
-    if VALUE not in chosen:
-        raise SchemaError(f"No column is the value of the records: name it by value='…'. {_columns_of(schema)}")
+    if VALUE not in chosen and not has_value:
+        advice = "name it by value='…'" + (", or several by value=['…', '…']" if VALUE in formatted else "")
+        raise SchemaError(f"No column is the value of the records: {advice}. {_columns_of(schema)}")
     if topic is None and TOPIC not in chosen:
         raise SchemaError(
             "The records have no topic: give one for all rows by topic='…', or name a column by topic_column='…'."
@@ -242,7 +314,7 @@ def _chosen(schema: pa.Schema, topic: str | None, names: Mapping[str, ColumnName
     return chosen
 
 
-def _index_of(schema: pa.Schema, field: str, parameter: str, name: ColumnName) -> int | None:
+def _index_of(schema: pa.Schema, field: str, parameter: str, name: ColumnNames) -> int | None:
     if name is None:
         return None
     if not isinstance(name, (str, ByName)):

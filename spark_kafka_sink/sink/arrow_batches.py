@@ -21,11 +21,12 @@ takes 17 us for a thousand rows of 120 bytes, and 10 MB. It saves as much with 4
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
 
 from spark_kafka_sink.record.arrow import marked
 from spark_kafka_sink.sink.running_query import context_of_thread, running_query
@@ -110,10 +111,11 @@ def padded_rows(last: LastWrite | None) -> PaddedRows | None:
 
 
 @contextmanager
-def batch_limits(df: DataFrame, last: LastWrite | None = None) -> Iterator[DataFrame]:
+def batch_limits(df: DataFrame, last: LastWrite | None = None, formatted: Collection[str] = ()) -> Iterator[DataFrame]:
     """The DataFrame that goes through mapInArrow. Sets limits of about 4 MB for queries that this thread starts inside
     the `with`. A limit that the user has set in the session stays. `last`: the last write, which this one is probably
-    like.
+    like. `formatted`: the columns that have a format. If one has arrays or maps, Spark counts bytes where it can: their
+    size is not seen without a look at each element.
 
     Limits hold for the whole query, also for Python functions that `df` is made by. The size of their rows is not
     known, so with such functions Spark counts bytes, and its limit of rows stays. Spark before 4.1 cannot count bytes:
@@ -127,17 +129,19 @@ def batch_limits(df: DataFrame, last: LastWrite | None = None) -> Iterator[DataF
     free = [name for name in (BYTES, RECORDS) if session.conf.get(name, None) is None]
     context = context_of_thread(session)
     rows = None
-    if len(free) == 2:
+    if len(free) == 2 and not (formatted and session.conf.isModifiable(BYTES) and _is_uncounted(df, formatted)):
         rows = _OF_SPARK if context is None else padded_rows(last)
         if rows is not None and context is not None and _may_run_python(df, context):
             rows = None
+        if rows is not None and formatted and context is not None:
+            rows = _with_room_for(rows, [df.schema[name].dataType for name in formatted])
     if rows is None and not session.conf.isModifiable(BYTES):
         free = []
         rows = padded_under(int(session.conf.get(RECORDS) or 0))
     limits = {BYTES: _MOST_BYTES} if rows is None else {BYTES: _NO_BYTES, RECORDS: rows.most}
     properties = {} if context is None else {name: str(limits[name]) for name in free if name in limits}
     with _local_properties(context, properties):
-        yield df if rows is None else padded(df, rows)
+        yield df if rows is None else padded(df, rows, formatted)
 
 
 def padded_under(most: int) -> PaddedRows | None:
@@ -185,10 +189,75 @@ def _local_properties(context: SparkContext | None, properties: Mapping[str, str
             context.setLocalProperty(name, earlier)  # type: ignore[arg-type]  # None takes it out
 
 
-def padded(df: DataFrame, rows: PaddedRows) -> DataFrame:
+def _is_uncounted(df: DataFrame, columns: Collection[str]) -> bool:
+    return any(
+        isinstance(data_type, (ArrayType, MapType))
+        for name in columns
+        if name in df.columns
+        for _, data_type in _leaves(name, df.schema[name].dataType)
+    )
+
+
+def _leaves(path: str, data_type: DataType) -> Iterator[tuple[str, DataType]]:
+    """Yield the fields of a column that are no structs, each as SQL, with its type."""
+    if isinstance(data_type, StructType):
+        for field in data_type.fields:
+            name = field.name.replace("`", "``")
+            yield from _leaves(f"{path}.`{name}`", field.dataType)
+    else:
+        yield path, data_type
+
+
+def _with_room_for(rows: PaddedRows, types: Iterable[DataType]) -> PaddedRows:
+    """Return the limit for columns of these types, which are larger in Arrow than the records of the last write if the
+    format is a dense one.
+    """
+    expected_bytes = sum(
+        _TEXT if isinstance(leaf, (StringType, BinaryType)) else _WIDTHS.get(type(leaf).__name__, _WIDEST)
+        for data_type in types
+        for _, leaf in _leaves("", data_type)
+    )
+    row_bytes = min(max(rows.row_bytes, math.ceil(expected_bytes * _ROOM)), _MOST_OF_A_ROW)
+    return rows if row_bytes == rows.row_bytes else PaddedRows(row_bytes, _MOST_BYTES // row_bytes)
+
+
+def _size_of(path: str, data_type: DataType) -> str:
+    """Return SQL for the bytes of a column in Arrow, not counting marks of nulls."""
+    fixed = 0
+    texts = []
+    for leaf, leaf_type in _leaves(path, data_type):
+        if isinstance(leaf_type, (StringType, BinaryType)):
+            fixed += _OFFSET_BYTES
+            texts.append(f"coalesce(octet_length({leaf}), 0)")
+        elif isinstance(leaf_type, (ArrayType, MapType)):
+            # its text takes about as many bytes as its Arrow columns; only for a Spark that cannot count bytes
+            texts.append(f"coalesce(octet_length(CAST({leaf} AS STRING)), 0)")
+        else:
+            fixed += _WIDTHS.get(type(leaf_type).__name__, _WIDEST)
+    return " + ".join([*texts, str(fixed)])
+
+
+_OFFSET_BYTES: Final = 4
+_TEXT: Final = 24
+"""About the bytes of a text or its offset, in a column with many fields."""
+_WIDEST: Final = 8
+_WIDTHS: Final[Mapping[str, int]] = {
+    "NullType": 0,
+    "BooleanType": 1,
+    "ByteType": 1,
+    "ShortType": 2,
+    "IntegerType": 4,
+    "DateType": 4,
+    "FloatType": 4,
+    "DecimalType": 16,
+}
+"""Class of PySpark → the bytes of a value in Arrow. Others have _WIDEST."""
+
+
+def padded(df: DataFrame, rows: PaddedRows, formatted: Collection[str] = ()) -> DataFrame:
     """Add padding and the column IS_RECORD to `df`, which has passed `schema.projection`. After each row comes one row
-    of nulls, for which IS_RECORD is false, for every `row_bytes` of its text and bytes; at most as many as end any
-    batch.
+    of nulls, for which IS_RECORD is false, for every `row_bytes` of its texts and bytes, and of the fields of its
+    structs; at most as many as end any batch.
 
     The numbers are elements of an array at an index that Spark does not evaluate beforehand, so they are not in the
     code that Spark generates. Else the JVM would compile that code again after each change, which takes seconds.
@@ -196,7 +265,12 @@ def padded(df: DataFrame, rows: PaddedRows) -> DataFrame:
     names = df.columns
     # headers as text take at least as many bytes as in Arrow columns
     texts = {VALUE: VALUE, KEY: KEY, TOPIC: TOPIC, HEADERS: f"CAST({HEADERS} AS STRING)"}
-    sizes = [f"coalesce(octet_length({text}), 0)" for name, text in texts.items() if name in names]
+    types = {name: df.schema[name].dataType for name in formatted}
+    sizes = [
+        _size_of(name, types[name]) if name in types else f"coalesce(octet_length({text}), 0)"
+        for name, text in texts.items()
+        if name in names
+    ]
     row_bytes, most = (f"array({rows.row_bytes}, {rows.most})[spark_partition_id() & 0 | {place}]" for place in (0, 1))
     padding = f"CAST(least(({' + '.join(sizes)}) DIV {row_bytes}, {most}) AS INT) AS {_PADDING}"
     # most rows have no padding: a constant array

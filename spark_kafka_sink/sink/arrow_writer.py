@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record.columns import RecordColumns, by_topic, epoch_ms
+from spark_kafka_sink.record.sifting import Unwritable
 from spark_kafka_sink.sink.arrow_batches import joined
 from spark_kafka_sink.sink.delivery import TaskDelivery, task_report
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.schema import ALLOW_EARLY, HEADERS, KEY, NULL_TOPIC, PARTITION, TIMESTAMP, TOPIC, VALUE
 
+if TYPE_CHECKING:
+    from spark_kafka_sink.serialization.record_formats import RecordFormats
+
 MANY_PARTITIONS: Final = 32
+_WRITTEN: Final = frozenset({VALUE, KEY, TOPIC, PARTITION, HEADERS, TIMESTAMP})
 
 
 def write_arrow(config: SinkConfig, pool: ProducerPool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -30,15 +36,21 @@ def write_all(delivery: TaskDelivery, batches: Iterable[pa.RecordBatch]) -> None
     """Write every row of `batches`, whose columns have passed `schema.check_columns`, and finish the delivery. A
     timestamp column may be int64 ms or an Arrow timestamp of any unit that counts from 1970 in UTC.
 
-    Raises KafkaError if a row is not acknowledged, SchemaError for a row that cannot be written.
+    Raises KafkaError if a row is not acknowledged, SchemaError for a row that cannot be written, SerializationError for
+    one that does not fit the schema of its format.
     """
+    formats = _formats(delivery.config)
+    rows = 0
     try:
         for batch in joined(batches, lambda: _is_spread(delivery)):
-            # of columns with the same name the first one counts, as in Spark's own sink
-            named = {name: batch.column(index) for index, name in reversed([*enumerate(batch.schema.names)])}
-            delivery.send_each(columns_by_topic(delivery.config, delivery.sifted(named)))
-            del named
+            named = _named(batch)
+            first, rows = rows, rows + batch.num_rows
             del batch  # free it before the next one is read
+            if formats is None:
+                delivery.send_each(columns_by_topic(delivery.config, delivery.sifted(named)))
+            else:
+                _send_formatted(delivery, formats, named, first)
+            del named
         delivery.finish()
     finally:
         delivery.abandon()
@@ -49,6 +61,33 @@ def _is_spread(delivery: TaskDelivery) -> bool:
     topics.
     """
     return sum(map(delivery.partition_count, delivery.topics[:MANY_PARTITIONS])) >= MANY_PARTITIONS
+
+
+def _formats(config: SinkConfig) -> RecordFormats | None:
+    if config.column_formats is None:
+        return None
+    from spark_kafka_sink.serialization.record_formats import RecordFormats  # imports the encoders
+
+    return RecordFormats(config.column_formats)
+
+
+def _send_formatted(
+    delivery: TaskDelivery, formats: RecordFormats, named: Mapping[str, pa.Array], first_row: int
+) -> None:
+    """Send rows whose columns have formats. `first_row`: the number of the first one in the task."""
+    for part in formats.parts({name: column for name, column in named.items() if name in _WRITTEN}):
+        if delivery.letters is None:
+            part.check(first_row)
+        known = {
+            bad.row: Unwritable(bad.row - part.first_row, SerializationError, f"{bad.path}: {bad.reason}")
+            for bad in reversed(part.bad_rows)  # the first reason of a row counts
+        }
+        delivery.send_each(columns_by_topic(delivery.config, delivery.sifted(part.columns, [*known.values()][::-1])))
+
+
+def _named(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    """Return the columns. Of columns with the same name the first one counts, as in Spark's own sink."""
+    return {name: batch.column(index) for index, name in reversed([*enumerate(batch.schema.names)])}
 
 
 def columns_by_topic(config: SinkConfig, named: Mapping[str, pa.Array]) -> Iterator[tuple[str, RecordColumns]]:

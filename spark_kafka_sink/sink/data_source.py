@@ -45,6 +45,7 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, SchemaError
 from spark_kafka_sink.producer.writes import WriteReport
 from spark_kafka_sink.sink.arrow_writer import write_all
+from spark_kafka_sink.sink.column_formats import with_column_formats
 from spark_kafka_sink.sink.dead_letters import check_limit, log_letters
 from spark_kafka_sink.sink.delivery import TaskDelivery, report_rows
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
@@ -139,13 +140,14 @@ class KafkaSinkDataSource(DataSource):
             )
         show_reports()  # ignored options cause a warning
         config = SinkConfig.from_options(options)
-        if isinstance(check_columns(schema, config.topic).get(TIMESTAMP), TimestampNTZType):
+        formatted = () if config.formats is None else config.formats.fields
+        if isinstance(check_columns(schema, config.topic, formatted).get(TIMESTAMP), TimestampNTZType):
             # its hour depends on the session's time zone, which a data source does not know
             raise SchemaError(
                 f"{TIMESTAMP} attribute unsupported type timestamp_ntz. {TIMESTAMP} must be a(n) timestamp or bigint:"
                 f" CAST({TIMESTAMP} AS TIMESTAMP_LTZ) reads it in the session's time zone"
             )
-        return config
+        return with_column_formats(config, schema)
 
 
 class _Writer(ABC):

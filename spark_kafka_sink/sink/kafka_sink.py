@@ -16,6 +16,7 @@ from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
 from spark_kafka_sink.producer.writes import WriteReport
 from spark_kafka_sink.sink.arrow_batches import LastWrites, batch_limits, without_padding
 from spark_kafka_sink.sink.arrow_writer import write_arrow
+from spark_kafka_sink.sink.column_formats import with_column_formats, with_given_types
 from spark_kafka_sink.sink.dead_letters import check_limit, log_letters
 from spark_kafka_sink.sink.delivery import EXACTLY_ONCE_DDL, REPORT_DDL, TaskDelivery
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
@@ -25,13 +26,19 @@ from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.pyspark_versions import map_in_arrow
 from spark_kafka_sink.sink.rows import PartitionWriter
-from spark_kafka_sink.sink.running_query import refuse_in_query
-from spark_kafka_sink.sink.schema import by_position, needs_projection, projection
+from spark_kafka_sink.sink.running_query import refuse_in_query, session_time_zone
+from spark_kafka_sink.sink.schema import by_position, check_columns, needs_projection, projection
 from spark_kafka_sink.sink.topic_creation import create_missing_topic
+
+# isort: split
+
+from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, Row
+
+    from spark_kafka_sink.sink.formatted_rows import FormattedWriter
 
     WriteTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -71,19 +78,27 @@ class KafkaSink:
     - `headers`: `array<struct<key: string, value: binary>>`.
     - `timestamp`: timestamp, or bigint in ms since 1970.
 
+    With the options `value.format` and `key.format` these columns are structs, and become Avro or JSON
+    (docs/serialization.md). `foreach` and `foreachPartition` then need the DataFrame's `schema`, unless the types are
+    those of an Avro `value.schema`. It is checked at once.
+
     Options (docs/options.md) may be given as a mapping, by keyword, or both. Raises ConfigError at once for an option
     that is unknown, malformed or cannot work here. Logs a warning for options of Spark's Kafka source and of consumers,
-    and ignores them.
+    and ignores them. Raises SchemaError for a `schema` that cannot be written.
     """
 
-    def __init__(self, options: Mapping[str, object] | None = None, /, **more: object) -> None:
+    def __init__(
+        self, options: Mapping[str, object] | None = None, /, *, schema: object = None, **more: object
+    ) -> None:
         if not isinstance(options, Mapping | None):
             raise ConfigError(f"KafkaSink takes a mapping of options, not {type(options).__name__}.")
         given = dict(options or {})
         if twice := given.keys() & more.keys():
             raise ConfigError(f"The option {min(twice)} is given twice: in the mapping and by keyword.")
         self._config = SinkConfig.from_options({**given, **more})
-        self._writer: PartitionWriter | None = None
+        self._row_config = self._config if schema is None else _for_rows(self._config, schema)
+        """For tasks that get rows."""
+        self._writer: PartitionWriter | FormattedWriter | None = None
 
     def open(self, partition_id: int, epoch_id: int) -> bool:  # noqa: ARG002 - Spark's signature
         """Called by Spark before the rows of a partition. Always True: at-least-once skips no epoch."""
@@ -146,14 +161,14 @@ class KafkaSink:
 
     def _write_at_least_once(self, df: DataFrame) -> WriteReport:
         """Raises as `write`."""
-        config = self._config
+        clock = SystemClock()
+        started_ms = clock.now_ms()
+        chosen = self._chosen(df)
+        config = self._for_tasks(df)
 
         def write_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return write_arrow(config, process_pool(), map(without_padding, batches))
 
-        clock = SystemClock()
-        started_ms = clock.now_ms()
-        chosen = self._chosen(df)
         create_missing_topic(config)
         rows = self._run_tasks(chosen, write_task, REPORT_DDL)
         report = WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
@@ -172,8 +187,8 @@ class KafkaSink:
 
     def _write_exactly_once(self, df: DataFrame, batch: StreamBatch | None) -> WriteReport:
         """Raises as `write`, and KafkaError if the batch could not be committed."""
-        config = self._config
         chosen = self._chosen(df)
+        config = self._for_tasks(df)
         rows: list[Row] = []
 
         def run_tasks(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
@@ -204,24 +219,40 @@ class KafkaSink:
 
     def _chosen(self, df: DataFrame) -> DataFrame:
         """Return the columns of `df` that the tasks need. Raises SchemaError."""
-        schema, topic = df.schema, self._config.topic
-        if not needs_projection(schema, topic):  # to plan one takes the driver 5 to 15 ms
+        schema, topic, formatted = df.schema, self._config.topic, self._formatted
+        if not needs_projection(schema, topic, formatted):  # to plan one takes the driver 5 to 15 ms
             return df
-        return df.toDF(*by_position(schema)).selectExpr(*projection(schema, topic))
+        return df.toDF(*by_position(schema)).selectExpr(*projection(schema, topic, formatted))
+
+    @property
+    def _formatted(self) -> tuple[str, ...]:
+        """The columns that have a format."""
+        return () if self._config.formats is None else self._config.formats.fields
+
+    def _for_tasks(self, df: DataFrame) -> SinkConfig:
+        """Return the configuration for the tasks. Raises SchemaError."""
+        if self._config.formats is None:
+            return self._config
+        return with_column_formats(self._config, df.schema)
 
     def _run_tasks(self, df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[Row]:
         topic = self._config.topic
-        with batch_limits(df, _last_writes.of(topic)) as given:
+        with batch_limits(df, _last_writes.of(topic), self._formatted) as given:
             rows = map_in_arrow(given, write_task, report_ddl).collect()
         _last_writes.learn(topic, sum(row["records"] for row in rows), sum(row["bytes"] for row in rows))
         return rows
 
-    def _new_writer(self) -> PartitionWriter:
+    def _new_writer(self) -> PartitionWriter | FormattedWriter:
         if self._config.is_exactly_once:
             raise ConfigError(_NO_DRIVER)
         if self._config.requested_topic is not None:
             raise ConfigError(_NO_CREATION)
-        return PartitionWriter(TaskDelivery(self._config, process_pool()))
+        delivery = TaskDelivery(with_given_types(self._row_config), process_pool())
+        if delivery.config.column_formats is None:
+            return PartitionWriter(delivery)
+        from spark_kafka_sink.sink.formatted_rows import row_writer  # imports the encoders
+
+        return row_writer(delivery)
 
     def __getstate__(self) -> Any:
         """Return all attributes, also of a subclass, except the writer: a copy in a task opens its own."""
@@ -232,3 +263,13 @@ class KafkaSink:
 
     def __repr__(self) -> str:
         return f"KafkaSink({self._config.describe()})"
+
+
+def _for_rows(config: SinkConfig, schema: object) -> SinkConfig:
+    """Return the configuration for tasks that get the rows of a DataFrame of this schema. Raises SchemaError."""
+    if not isinstance(schema, StructType):
+        raise ConfigError(f"schema takes the schema of a DataFrame, df.schema, not {type(schema).__name__}.")
+    if config.formats is None:
+        check_columns(schema, config.topic)
+        return config
+    return with_column_formats(config, schema, session_time_zone())

@@ -19,11 +19,13 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from spark_kafka_sink.common.config import LIBRDKAFKA, ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import RefusalError, boolean, nearest, table_of
+from spark_kafka_sink.serialization import format_options
+from spark_kafka_sink.serialization.format_options import Formats, formats_of
 from spark_kafka_sink.sink.requested_topic import (
     CONFIG_PREFIX,
     CREATE_OPTION,
@@ -32,6 +34,9 @@ from spark_kafka_sink.sink.requested_topic import (
     RequestedTopic,
     requested_topic,
 )
+
+if TYPE_CHECKING:
+    from spark_kafka_sink.serialization.record_formats import ResolvedFormats
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +157,10 @@ class SinkConfig:
     """The topic of rows that can never be written; None: such a row fails its task."""
     most_dead_letters: int = MOST_DEAD_LETTERS
     """For each micro-batch or write."""
+    formats: Formats | None = None
+    """What `value` and `key` become; None in tasks."""
+    column_formats: ResolvedFormats | None = None
+    """The same for tasks, with the schema."""
     given: tuple[str, ...] = field(default=(), compare=False)
     """Producer settings that the caller named, for `describe`."""
 
@@ -193,6 +202,7 @@ class SinkConfig:
             allows_early_timestamps=_boolean(by_key, EARLY_OPTION),
             dead_letter_topic=dead_letter_topic,
             most_dead_letters=_most_dead_letters(by_key),
+            formats=formats_of(by_key),
             given=tuple(key for key in settings if settings[key] is not None),
         )
 
@@ -207,6 +217,8 @@ class SinkConfig:
             shown.append(f"transactional.id.prefix={self.transactional_id_prefix!r}")
         if self.dead_letter_topic is not None:
             shown.append(f"{TOLERANCE_OPTION}=all, {DEAD_LETTER_TOPIC_OPTION}={self.dead_letter_topic!r}")
+        if self.formats is not None:
+            shown += self.formats.describe()
         table = table_of(ProducerConfig)
         for key in self.given:
             if table[key].metadata.get("is_secret"):
@@ -235,7 +247,9 @@ def _refuse(key: str) -> None:
     if reason := _REFUSED.get(key) or _REFUSED.get(KAFKA_PREFIX + key):
         raise ConfigError(f"The option {key} cannot be used here: {reason}.", setting=key)
     bare = key.removeprefix(KAFKA_PREFIX)
-    if key in _OPTIONS or key.startswith(CONFIG_PREFIX) or (key != bare and bare not in _OPTIONS):
+    if key in _OPTIONS or key.startswith(CONFIG_PREFIX) or format_options.is_option(key):
+        return
+    if key != bare and bare not in _OPTIONS:
         return
     meant = _meant(key, bare)
     if meant is None:
@@ -252,7 +266,7 @@ def _meant(key: str, bare: str) -> str | None:
     settings = ProducerConfig.keys()
     known = {name: KAFKA_PREFIX + name for name in settings}
     known |= {KAFKA_PREFIX + name: KAFKA_PREFIX + name for name in settings}
-    known |= {name: name for name in _OPTIONS}
+    known |= {name: name for name in (*_OPTIONS, *format_options.OPTIONS)}
     name = nearest(key, known)
     return None if name is None else known[name]
 

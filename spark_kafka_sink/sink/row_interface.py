@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.sink.delivery import TaskDelivery
-from spark_kafka_sink.sink.rows import PartitionWriter, is_ambiguous
+from spark_kafka_sink.sink.rows import is_ambiguous
 from spark_kafka_sink.sink.schema import TIMESTAMP
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ def write_rows(delivery: TaskDelivery, rows: Iterable[Row]) -> None:
     """Write every row, and finish the delivery. Raises KafkaError if a row is not acknowledged, SchemaError for a row
     that cannot be written.
     """
-    writer = PartitionWriter(delivery)
+    from spark_kafka_sink.sink.formatted_rows import row_writer  # imports the encoders
+
+    writer = row_writer(delivery)
     try:
         writer.write(map(_checked(), rows))
         writer.finish()

@@ -36,6 +36,7 @@ from spark_kafka_sink.record.columns import (
 from spark_kafka_sink.record.headers import field_names, header_pairs, headers_from_cells
 from spark_kafka_sink.record.kernel import IS_FULL, NOT_TAKEN, RowTaker, Step, bytes_step, headers_step, typed_step
 from spark_kafka_sink.record.sifting import Columns, Unwritable
+from spark_kafka_sink.record.values import datetime_ms
 from spark_kafka_sink.sink.arrow_writer import columns_by_topic
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.loose_columns import loose_columns
@@ -95,8 +96,6 @@ _HEADER_BYTES: Final = 32
 """Bytes that a header counts besides its name and value. Its Python objects (a row, a dict, a string and a bytearray)
 take 500 bytes, so a block of 1 MiB has at most 16 MB of them.
 """
-
-_DAYS_OF_400_YEARS: Final = 146_097
 
 MOST_LAYOUTS: Final = 256
 """The most layouts that are kept."""
@@ -329,7 +328,7 @@ class RowBlock:
         """Return the block as columns for `TaskDelivery.sifted`, and the rows that are known to be unwritable."""
         cells = {name: self._column(name, self.num_rows) for name in self._columns}
         header_cells = self._header_keys, self._header_values
-        return loose_columns(cells, header_cells, _datetime_ms, allows_early=self._allows_early)
+        return loose_columns(cells, header_cells, datetime_ms, allows_early=self._allows_early)
 
     def _record_columns(self, columns: dict[str, Column], numbers: Sequence[int]) -> RecordColumns:
         keys, counts, places = columns.get(KEY), columns.get(HEADERS), columns.get(PARTITION)
@@ -362,7 +361,7 @@ def _epoch_ms(timestamps: Column, numbers: Sequence[int], *, allows_early: bool)
     Raises SchemaError before 1970, after 9999, and unless `allows_early` for a number before 1980, which is probably in
     another unit.
     """
-    found = [_datetime_ms(t) if isinstance(t, datetime.datetime) else t for t in timestamps]
+    found = [datetime_ms(t) if isinstance(t, datetime.datetime) else t for t in timestamps]
     if NO_TIMESTAMP in found:
         found = [None if ms == NO_TIMESTAMP else ms for ms in found]
     given = [ms for ms in found if ms is not None]
@@ -382,20 +381,9 @@ def _epoch_ms(timestamps: Column, numbers: Sequence[int], *, allows_early: bool)
     return found
 
 
-def _datetime_ms(moment: datetime.datetime) -> int:
-    shift_days = 0
-    if moment.year in (datetime.MINYEAR, datetime.MAXYEAR):
-        # timestamp() looks a day back and ahead, outside the range of datetime; the calendar repeats after 400 years
-        shift_days = _DAYS_OF_400_YEARS if moment.year == datetime.MAXYEAR else -_DAYS_OF_400_YEARS
-        moment = (moment - datetime.timedelta(shift_days)).replace(fold=moment.fold)
-    # seconds and microseconds apart: one float is not exact enough for both in distant years
-    seconds = round(moment.timestamp() - moment.microsecond / 1e6) + shift_days * 86_400
-    return seconds * 1000 + moment.microsecond // 1000
-
-
 def is_ambiguous(moment: datetime.datetime) -> bool:
     """Whether a local time comes twice, because clocks went back."""
-    return _datetime_ms(moment.replace(fold=0)) != _datetime_ms(moment.replace(fold=1))
+    return datetime_ms(moment.replace(fold=0)) != datetime_ms(moment.replace(fold=1))
 
 
 CHUNK_ROWS: Final = 64

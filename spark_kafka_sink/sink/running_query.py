@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
+UTC: Final = "UTC"
 QUERY_ID: Final = "sql.streaming.queryId"
 """Spark's local property of a streaming query's thread. Its tasks have it too."""
 _OF_QUERY_SESSIONS: Final = "spark.sql.streaming.internal.stateStore.partitions"
@@ -70,6 +71,14 @@ def running_query(df: DataFrame, context: SparkContext) -> Any | None:
     assert context._jvm is not None
     key = context._jvm.java.util.UUID.fromString(query_id)
     return _active_queries(df.sparkSession).get(key)
+
+
+def session_time_zone() -> str:
+    """Return the time zone of this thread's active session; UTC if there is none."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    return UTC if session is None else session.conf.get("spark.sql.session.timeZone") or UTC
 
 
 def refuse_in_query(session: object, *, is_outside_queries: bool) -> None:

@@ -8,7 +8,7 @@ the schema. Reference: org.apache.spark.sql.kafka010.KafkaWriter (validateQuery)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import spark_kafka_sink.sink.pyspark_versions  # noqa: F401 - raises if PySpark is missing or too old
@@ -52,6 +52,12 @@ NO_VALUE: Final = "Required attribute 'value' not found"
 CAST_TIMESTAMP: Final = (
     ": CAST(timestamp AS TIMESTAMP) gives it the time of the record. Rename or drop the column if it is no such time"
 )
+SET_FORMAT: Final = ", unless {column}.format says what it becomes: avro or json, for example"
+_ADVICE: Final[Mapping[str, str]] = {
+    TIMESTAMP: CAST_TIMESTAMP,
+    VALUE: SET_FORMAT.format(column=VALUE),
+    KEY: SET_FORMAT.format(column=KEY),
+}
 ALLOW_EARLY: Final = f" If the date is right, set {EARLY_OPTION}=true."
 
 
@@ -82,24 +88,26 @@ def by_position(schema: StructType) -> list[str]:
     return [f"c{position}" for position in range(len(schema.fields))]
 
 
-def projection(schema: StructType, topic_option: str | None) -> list[str]:
+def projection(schema: StructType, topic_option: str | None, formatted: Collection[str] = ()) -> list[str]:
     """SQL expressions of the columns that the tasks get, in the order of the rules, over columns named by
     `by_position`; `topic` only if the option is not set. Raises as `check_columns`.
     """
     positions = _positions(schema)
-    return [_expression(name, positions[name], type_) for name, type_ in check_columns(schema, topic_option).items()]
+    columns = check_columns(schema, topic_option, formatted)
+    return [_expression(name, positions[name], data_type) for name, data_type in columns.items()]
 
 
-def needs_projection(schema: StructType, topic_option: str | None) -> bool:
+def needs_projection(schema: StructType, topic_option: str | None, formatted: Collection[str] = ()) -> bool:
     """Return whether `projection` would change more than the order of columns. Raises as `check_columns`."""
-    columns = check_columns(schema, topic_option)
+    columns = check_columns(schema, topic_option, formatted)
     # `columns` has only one of two columns with the same name
     return len(columns) != len(schema.names) or isinstance(columns.get(TIMESTAMP), TimestampNTZType)
 
 
-def check_columns(schema: StructType, topic_option: str | None) -> dict[str, DataType]:
+def check_columns(schema: StructType, topic_option: str | None, formatted: Collection[str] = ()) -> dict[str, DataType]:
     """Return the columns that are written and their types, in the order of the rules; `topic` only if the option is not
-    set. Names are case-sensitive; of columns with the same name the first one counts.
+    set. Names are case-sensitive; of columns with the same name the first one counts. The columns `formatted` have a
+    format: their types are checked with it (column_formats.py).
 
     Raises SchemaError: no topic, no `value`, or a column of a wrong type.
     """
@@ -113,7 +121,7 @@ def check_columns(schema: StructType, topic_option: str | None) -> dict[str, Dat
         data_type = types.get(name)
         if data_type is None or (name == TOPIC and topic_option is not None):
             continue
-        if not fits(data_type):
+        if name not in formatted and not fits(data_type):
             raise wrong_type(name, data_type.simpleString())
         columns[name] = data_type
     return columns
@@ -132,5 +140,5 @@ def _expression(name: str, position: int, data_type: DataType) -> str:
 
 def wrong_type(column: str, found: str) -> SchemaError:
     """Return the error for a column of the type `found`, in Spark's words."""
-    advice = CAST_TIMESTAMP if column == TIMESTAMP else ""
+    advice = _ADVICE.get(column, "")
     return SchemaError(f"{column} attribute unsupported type {found}. {column} must be a(n) {_ALLOWED[column]}{advice}")

@@ -4,7 +4,9 @@ and the checkpoint's folder.
 
 from __future__ import annotations
 
+import json
 import re
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -111,6 +113,29 @@ def test_table_example_writes_its_rows(
 def test_embedded_broker_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("with EmbeddedKafka", None, tmp_path)
     assert re.fullmatch(r"127\.0\.0\.1:\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("spark")
+def test_examples_of_the_serialization_page_write_their_rows(kafka_broker: Admin, example_topic: NewTopic) -> None:
+    """They are one program: each uses the variables of those before it."""
+    for topic in ("trips", "orders.changes", "orders.events"):
+        example_topic(topic)
+    page = (ROOT / "docs" / "serialization.md").read_text()
+    program = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    names: dict[str, Any] = {}
+    exec(compile(program.replace("127.0.0.1:9092", kafka_broker.bootstrap_servers), "serialization.md", "exec"), names)
+    values = [record.value() for record in read_topic(kafka_broker.bootstrap_servers, "trips")]
+    assert len(values) == 2002
+    json_trips, avro_trips = values[:2000], values[2000:]
+    assert sorted(json.loads(value)["id"] for value in json_trips) == sorted([*range(1000)] * 2)
+    assert avro_trips == [b"\0" + struct.pack("<d", 1.5) + b"\0\6Ada", b"\0" + struct.pack("<d", 2.5) + b"\2"]
+    changes = read_topic(kafka_broker.bootstrap_servers, "orders.changes")
+    assert sorted(record.key() for record in changes) == [b'{"id":%d}' % number for number in range(5)]
+    assert {json.loads(record.value())["before"] for record in changes} == {None}
+    events = read_topic(kafka_broker.bootstrap_servers, "orders.events")
+    assert sorted(record.value() for record in events) == [b'{"id":%d,"state":"paid"}' % n for n in range(5)]
+    assert {dict(record.headers())["content-type"] for record in events} == {b"application/json"}
+    assert names["envelope_report"].records == names["events_report"].records == 5
 
 
 def test_every_example_has_a_test() -> None:

@@ -226,7 +226,7 @@ class ProducerHarness:
         self.producer.send_columns(topic, columns, lambda run, error: delivery.runs.append((run, error)))
         return delivery
 
-    def write(self, data: object, topic: str | None = TOPIC, **names: str | None) -> WriteReport:
+    def write(self, data: object, topic: str | None = TOPIC, **names: Any) -> WriteReport:
         """`KafkaProducer.write`. Its flush, and later ones, run the Sender's turns."""
         self.producer.on_flush = self.flush
         return self.producer.write(data, topic, **names)

@@ -20,6 +20,7 @@ from spark_kafka_sink.common.config import ProducerConfig, describe_options
 from spark_kafka_sink.common.errors import ConfigError, KafkaError
 from spark_kafka_sink.common.options import table_of
 from spark_kafka_sink.local import pytest_plugin
+from spark_kafka_sink.serialization import format_options
 from spark_kafka_sink.sink import options
 from spark_kafka_sink.sink.options import PASSED_OVER
 
@@ -84,6 +85,13 @@ def test_tables_of_options_are_those_of_the_code() -> None:
 def test_every_option_of_the_sink_has_its_row() -> None:
     section = OPTIONS.read_text().split("## The sink's own")[1].split("\n## ")[0]
     assert re.findall(r"^\| `([a-z0-9.]+)` \|", section, re.MULTILINE) == list(options._OPTIONS)
+
+
+def test_every_option_of_formats_is_on_its_page() -> None:
+    rows = [line for line in (DOCS / "serialization.md").read_text().splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row.split(" | ")[0])}
+    assert set(format_options.OPTIONS) - named == set()
+    assert {name for name in named if "." in name} - set(format_options.OPTIONS) == set()
 
 
 # ---- api/ ----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ NewTopic = Callable[..., str]
 
 
 TIMEOUT_S = 500
+AVRO_TRIP = b"\0" + bytes(8) + b"\x0ctrip 0"
+"""Trip 0: a long, a double and a string, none of which may be null."""
 
 
 @pytest.fixture
@@ -63,6 +65,19 @@ def output_of(program: subprocess.Popen[str]) -> str:
 def run_example(start_example: Callable[..., subprocess.Popen[str]]) -> Callable[..., str]:
     """`run_example(name, *arguments)` runs a program to its end, and returns what it prints."""
     return lambda name, *arguments: output_of(start_example(name, *arguments))
+
+
+@pytest.mark.parametrize(("name", "value"), [("json", b'{"id":0,"km":0.0,"name":"trip 0"}'), ("avro", AVRO_TRIP)])
+def test_serialized_example_writes_each_struct(
+    run_example: Callable[..., str], kafka_broker: Admin, new_topic: NewTopic, name: str, value: bytes
+) -> None:
+    topic = new_topic(1)
+    printed = run_example("serialized.py", "--topic", topic, "--format", name, "--rows", "200")
+    values = [record.value() for record in read_topic(kafka_broker.bootstrap_servers, topic)]
+    assert len(values) == 200
+    assert value in values
+    assert printed.startswith("200 records, ")
+    assert "The first record: b" in printed
 
 
 def test_batch_example_writes_keys_headers_and_times(

@@ -19,7 +19,7 @@ from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 ROWS = 5_000
 START = datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC)
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-NAMES = {"key": "customer", "value": "payload", "timestamp": "at"}
+NAMES: dict[str, Any] = {"key": "customer", "value": "payload", "timestamp": "at"}
 
 
 def table() -> pa.Table:

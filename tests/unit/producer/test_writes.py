@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import polars
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -24,12 +25,13 @@ from spark_kafka_sink.common.errors import (
     ProducerClosedError,
     RecordTooLargeError,
     SchemaError,
+    SerializationError,
     TopicAuthorizationError,
     TransactionAbortableError,
 )
 from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.producer.transactions import State
-from spark_kafka_sink.producer.writes import Delivered, RowCounts, WriteReport, write_table
+from spark_kafka_sink.producer.writes import Delivered, RowCounts, WriteReport, table_and_formats, write_table
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.tables import BY_NAME, Table
 
@@ -369,3 +371,73 @@ def test_write_sends_the_bytes_that_send_sends(rows: list[Any], make: Callable[[
     assert by_write.cluster.records(TOPIC) == by_send.cluster.records(TOPIC)
     sent, written = (harness.cluster.log(TOPIC, 0).batches for harness in (by_send, by_write))
     assert [batch.data for batch in written] == [batch.data for batch in sent]
+
+
+# ---- formats ---------------------------------------------------------------------------------------------------------
+
+NAMES = pa.table({"id": [1, 2, 3], "name": ["one", None, "three"], "key": ["a", "b", "c"]})
+NO_NULL = '{"type":"record","name":"r","fields":[{"name":"name","type":"string"}]}'
+
+
+def test_several_columns_become_one_value_in_the_given_order(harness: ProducerHarness) -> None:
+    report = harness.write(NAMES, value=["name", "id"], serialization={"value.format": "json"})
+    assert report.records == 3
+    values = [value for number in range(3) for value in harness.values(partition=number)]
+    expected = [b'{"id":2}', b'{"name":"one","id":1}', b'{"name":"three","id":3}']
+    assert sorted(value or b"" for value in values) == expected
+
+
+def test_a_struct_of_polars_becomes_avro(harness: ProducerHarness) -> None:
+    data = polars.DataFrame({"value": [{"id": 1, "tags": ["x", None]}, None], "partition": [0, 0]})
+    harness.write(data, serialization={"value.format": "avro"})
+    assert harness.values() == [b"\0\2\0\4\0\2x\2\0", None]
+
+
+def test_rows_of_a_slice_and_of_several_batches_keep_their_order(harness: ProducerHarness) -> None:
+    rows = [{"id": number, "partition": 0} for number in range(40)]
+    table = pa.Table.from_pylist(rows)
+    data = pa.concat_tables([table.slice(3, 11), table.slice(20, 20)])
+    harness.write(data, value=["id"], serialization={"value.format": "json"})
+    assert harness.values() == [b'{"id":%d}' % number for number in (*range(3, 14), *range(20, 40))]
+
+
+def test_a_row_that_does_not_fit_is_named_by_its_place_in_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_kafka_sink.record.tables.PART_ROWS", 2)
+    producer = ScriptedProducer()
+    names = dict.fromkeys(("key", "headers", "partition", "timestamp", "topic"), None)
+    options = {"value.format": "avro", "value.schema": NO_NULL}
+    data = pa.table({"name": ["a", "b", "c", None]})
+    table, formats = table_and_formats(data, TOPIC, {**names, "value": ["name"]}, options)
+    with pytest.raises(SerializationError, match=r"rows of the data from 2 on.*value\.name of row 1: it is null"):
+        write_table(producer, table, FakeClock(), formats)
+    assert [row for sent in producer.sent for row in sent.rows("value")] == [(b"\2a",), (b"\2b",)]
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "text"),
+    [
+        ({"value": ["id", "id"]}, {"value.format": "json"}, "has a column twice"),
+        ({"value": ["id", "no"]}, {"value.format": "json"}, "value='no': the data has no such column"),
+        ({"value": []}, {"value.format": "json"}, "value=\\[\\]: give at least one column"),
+        (
+            {"value": ["id"]},
+            {"key.format": "json"},
+            r"several columns become one value only in a format.*value\.format",
+        ),
+        ({"value": ["id"], "headers": ["id"]}, {"value.format": "json"}, "headers=.*give the name of one column"),
+        ({}, {"value.format": "json"}, r"No column is the value.*or several by value=\["),
+        ({"value": ["id"], "key": None}, {"key.format": "avro", "value.format": "json"}, "no column is the key"),
+        ({"value": "id"}, {"value.format": "json"}, "value: the format json takes a struct"),
+    ],
+)
+def test_columns_without_sense_are_refused_before_a_row_is_sent(
+    harness: ProducerHarness, names: dict[str, Any], options: dict[str, str], text: str
+) -> None:
+    with pytest.raises(SchemaError, match=text):
+        harness.write(NAMES, serialization=options, **names)
+    assert harness.values() == []
+
+
+def test_without_serialization_a_struct_is_refused(harness: ProducerHarness) -> None:
+    with pytest.raises(SchemaError, match=r"value=\['id'\]: several columns become one value only in a format"):
+        harness.write(NAMES, value=["id"])

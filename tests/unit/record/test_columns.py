@@ -12,6 +12,7 @@ from spark_kafka_sink.record import arrow
 from spark_kafka_sink.record.arrow import value_offsets
 from spark_kafka_sink.record.columns import RecordColumns, epoch_ms
 from spark_kafka_sink.record.encoder import columns_size_upper_bound, record_size_upper_bounds
+from spark_kafka_sink.record.headers import with_header
 
 HEADER_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 STRING_TYPES = [pa.string(), pa.large_string(), pa.string_view()]
@@ -365,3 +366,21 @@ def test_early_dates_and_minus_one_pass_by_columns() -> None:
     typed = pa.array([157_766_400_000_000, -1_000], pa.timestamp("us", "UTC"))
     assert epoch_ms(typed, "advice").to_pylist() == [157_766_400_000, None]
     assert epoch_ms(pa.array([1_764_000_000, -1]), None).to_pylist() == [1_764_000_000, None]
+
+
+# ---- one more header -------------------------------------------------------------------------------------------------
+
+NAMED = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+@pytest.mark.parametrize("given", [None, [[("a", b"1"), ("b", None)], None, [], [("c", b"")], [("d", b"4")]]])
+@pytest.mark.parametrize("rows", [slice(0, 5), slice(1, 4), slice(2, 2)])
+def test_a_header_is_added_to_each_record_that_is_not_null(given: list[Any] | None, rows: slice) -> None:
+    records = pa.array([b"v", b"v", None, b"v", None])
+    headers = None if given is None else pa.array(given, NAMED)[rows]
+    found = with_header(headers, "id", b"\0\1", records[rows]).to_pylist()
+    expected = [
+        [*(own or ()), *([] if record is None else [("id", b"\0\1")])]
+        for own, record in zip((given or [None] * 5)[rows], records.to_pylist()[rows], strict=True)
+    ]
+    assert found == [[{"key": key.encode(), "value": value} for key, value in row] for row in expected]

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 from support.scripted_producer import ScriptedPool, ScriptedProducer, Sent
 
-from spark_kafka_sink.common.errors import KafkaError, RecordTooLargeError, SchemaError
+from spark_kafka_sink.common.errors import KafkaError, RecordTooLargeError, SchemaError, SerializationError
 from spark_kafka_sink.sink.arrow_writer import write_all, write_arrow
+from spark_kafka_sink.sink.column_formats import with_column_formats
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.options import SinkConfig
 
@@ -169,3 +171,61 @@ def test_the_option_lets_early_numbers_pass_by_columns() -> None:
     assert producer.sent == []
     list(write_arrow(config(**{"timestamp.allow.before.1980": "true"}), ScriptedPool(producer), [early]))
     assert [sent.rows("timestamp_ms") for sent in producer.sent] == [[(1_764_000_000,)]]
+
+
+# ---- columns with formats --------------------------------------------------------------------------------------------
+
+NAMES = StructType([StructField("a", LongType()), StructField("b", StringType())])
+STRUCT = pa.struct([("a", pa.int64()), ("b", pa.string())])
+NO_NULL = '{"type":"record","name":"r","fields":[{"name":"a","type":"long"},{"name":"b","type":"string"}]}'
+
+
+def formatted(topic: str | None = "orders", **options: str) -> SinkConfig:
+    given = {key.replace("_", "."): text for key, text in options.items()}
+    schema = StructType([StructField("value", NAMES), StructField("topic", StringType())])
+    return with_column_formats(config(topic, **given), schema)
+
+
+def test_a_struct_becomes_bytes_and_null_stays_null() -> None:
+    producer = ScriptedProducer()
+    rows = batch(
+        value=pa.array([{"a": 1, "b": "x"}, None, {"a": 3, "b": None}], STRUCT),
+        key=pa.array(["k1", "k2", None]),
+        other=pa.array([1, 2, 3]),
+    )
+    list(write_arrow(formatted(value_format="avro"), ScriptedPool(producer), [rows, rows.slice(1, 1)]))
+    assert [row for sent in producer.sent for row in sent.rows("value", "key")] == [
+        (b"\0\2\0\2x", b"k1"),
+        (None, b"k2"),
+        (b"\0\6\2", None),
+        (None, b"k2"),
+    ]
+
+
+def test_a_topic_column_spreads_formatted_rows() -> None:
+    producer = ScriptedProducer()
+    rows = batch(value=pa.array([{"a": 1}, {"a": 2}, {"a": 3}], STRUCT), topic=pa.array(["t2", "t1", "t2"]))
+    list(write_arrow(formatted(None, value_format="json"), ScriptedPool(producer), [rows]))
+    assert {sent.topic: sent.rows("value") for sent in producer.sent} == {
+        "t2": [(b'{"a":1}',), (b'{"a":3}',)],
+        "t1": [(b'{"a":2}',)],
+    }
+
+
+def test_a_row_that_does_not_fit_fails_the_task_with_its_number_in_the_task() -> None:
+    pool = ScriptedPool(ScriptedProducer(partitions=1))
+    good = batch(value=pa.array([{"a": 1, "b": "x"}] * 30_000, STRUCT))
+    bad = batch(value=pa.array([{"a": 1, "b": "x"}] * 7 + [{"a": 1, "b": None}], STRUCT))
+    with pytest.raises(SerializationError, match=r"value\.b of row 60007: it is null"):
+        list(write_arrow(formatted(value_format="avro", value_schema=NO_NULL), pool, [good, good, bad]))
+    assert pool.lent == 0
+
+
+def test_a_partition_of_structs_without_rows_makes_no_producer() -> None:
+    def no_producer(_: object) -> ScriptedProducer:
+        raise AssertionError("a producer was made")
+
+    (report,) = write_arrow(
+        formatted(value_format="json"), ScriptedPool(no_producer), [batch(value=pa.array([], STRUCT))]
+    )
+    assert report.to_pylist()[0]["records"] == 0

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceArrowWriter, DataSourceStreamArrowWriter
 from pyspark.sql.types import (
+    CalendarIntervalType,
     DataType,
     IntegerType,
     LongType,
@@ -341,3 +342,34 @@ def bare_logging(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
 def test_each_end_of_a_batch_is_shown(bare_logging: logging.Logger, end: Callable[[], None]) -> None:
     end()
     assert (bare_logging.level, len(bare_logging.handlers)) == (logging.INFO, 1)
+
+
+# ---- columns with formats --------------------------------------------------------------------------------------------
+
+STRUCT = schema(a=LongType())
+ARROW_STRUCT = pa.struct([("a", pa.int64())])
+AVRO = {"value.format": "avro"}
+
+
+def test_a_struct_becomes_avro_in_the_task(producer: ScriptedProducer) -> None:
+    for writer in (
+        source(**AVRO).writer(schema(value=STRUCT), False),
+        source(**AVRO).streamWriter(schema(value=STRUCT), False),
+    ):
+        received = pickle.loads(pickle.dumps(writer))
+        received.write(iter([batch(value=pa.array([{"a": 1}, None], ARROW_STRUCT))]))
+    assert [sent.rows("value") for sent in producer.sent] == [[(b"\0\2",), (None,)]] * 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ({"value": schema(**{"a b": LongType()})}, "value: Avro does not allow the name 'a b'"),
+        ({"value": schema(a=CalendarIntervalType())}, r"value\.a has the type interval"),
+        ({"value": STRUCT, "key": STRUCT}, "key attribute unsupported type struct<a:bigint>"),
+    ],
+)
+def test_a_type_without_a_format_is_refused_before_any_task(columns: dict[str, DataType], text: str) -> None:
+    for make in (source(**AVRO).writer, source(**AVRO).streamWriter):
+        with pytest.raises(SchemaError, match=text):
+            make(schema(**columns), False)

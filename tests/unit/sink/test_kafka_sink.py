@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from support.scripted_producer import ScriptedPool, ScriptedProducer, Sent
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, RecordTooLargeError
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, RecordTooLargeError, SchemaError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.sink import kafka_sink as kafka_sink_module
 from spark_kafka_sink.sink import running_query
@@ -314,3 +314,73 @@ def test_a_subclass_keeps_its_attributes_without_the_writer() -> None:
     sink.open(0, 0)
     copy = pickle.loads(cloudpickle_dumps(sink))  # type: ignore[no-untyped-call]
     assert (copy.tenant, repr(copy), copy._writer) == ("acme", repr(sink), None)
+
+
+# ---- columns with formats --------------------------------------------------------------------------------------------
+
+NESTED = StructType([StructField("value", StructType([StructField("a", BinaryType())]))])
+WITH_FORMAT = {**OPTIONS, "value.format": "json"}
+
+
+def test_rows_need_the_schema_for_their_format() -> None:
+    sink = KafkaSink(WITH_FORMAT)
+    with pytest.raises(
+        ConfigError, match=r"value\.format is set, and foreach .*KafkaSink\(options, schema=df\.schema\)"
+    ):
+        sink.open(0, 0)
+    with pytest.raises(ConfigError, match=r"KafkaSink\(options, schema=df\.schema\)"):
+        sink.write_partition(iter([]))
+
+
+def test_the_schema_of_rows_travels_to_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = ScriptedProducer()
+    monkeypatch.setattr(kafka_sink_module, "process_pool", lambda: ScriptedPool(producer))
+    copy = pickle.loads(cloudpickle_dumps(KafkaSink(WITH_FORMAT, schema=NESTED)))  # type: ignore[no-untyped-call]
+    copy.open(0, 0)
+    copy.process(Row(value=Row(a=bytearray(b"abc"))))
+    copy.process(Row(value=None))
+    copy.close(None)
+    copy.write_partition(iter([Row(value=Row(a=None))]))
+    assert [row for sent in producer.sent for row in sent.rows("value")] == [(b'{"a":"YWJj"}',), (None,), (b"{}",)]
+
+
+def test_rows_take_their_types_from_a_given_avro_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = ScriptedProducer()
+    monkeypatch.setattr(kafka_sink_module, "process_pool", lambda: ScriptedPool(producer))
+    schema = '{"type":"record","name":"r","fields":[{"name":"a","type":"long"},{"name":"b","type":["null","string"]}]}'
+    sink = KafkaSink({**OPTIONS, "value.format": "avro", "value.schema": schema})
+    rows: list[Any] = [Row(value=Row(a=1, b="x")), {"value": {"a": 2}}]
+    sink.write_partition(rows)
+    assert producer.sent[0].rows("value") == [(b"\2\2\2x",), (b"\4\0",)]
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "error", "text"),
+    [
+        (
+            WITH_FORMAT,
+            "value STRUCT<a: INT>",
+            ConfigError,
+            r"schema takes the schema of a DataFrame, df\.schema, not str",
+        ),
+        (OPTIONS, NESTED, SchemaError, r"value attribute unsupported type struct.* value\.format"),
+        (
+            WITH_FORMAT,
+            StructType([StructField("v", BinaryType())]),
+            SchemaError,
+            "Required attribute 'value' not found",
+        ),
+    ],
+)
+def test_a_schema_is_checked_at_construction(
+    options: dict[str, str], schema: object, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        KafkaSink(options, schema=schema)
+
+
+def test_the_repr_shows_the_format() -> None:
+    options = {**OPTIONS, "value.format": "avro"}
+    assert repr(KafkaSink(options)) == (
+        "KafkaSink(topic='orders', value.format='avro', kafka.bootstrap.servers='h1:9092')"
+    )

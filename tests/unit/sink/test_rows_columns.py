@@ -15,7 +15,7 @@ from pyspark.sql.types import TimestampType
 from spark_kafka_sink.common.errors import KafkaError, SchemaError
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink.rows import MOST_LAYOUTS, RowBlock, RowLayouts, taken
-from spark_kafka_sink.sink.schema import CAST_TIMESTAMP
+from spark_kafka_sink.sink.schema import CAST_TIMESTAMP, SET_FORMAT
 
 
 def block_of(*rows: Row, topic: str | None = "orders") -> RowBlock:
@@ -58,9 +58,21 @@ def test_rows_without_column_names_are_refused() -> None:
 @pytest.mark.parametrize(
     ("row", "text"),
     [
-        (Row(value=5), "value attribute unsupported type int. value must be a(n) string or binary"),
-        (Row(value="v", key=1.5), "key attribute unsupported type double. key must be a(n) string or binary"),
-        (Row(value="v", key=Decimal(1)), "key attribute unsupported type decimal. key must be a(n) string or binary"),
+        (
+            Row(value=5),
+            "value attribute unsupported type int. value must be a(n) string or binary"
+            + SET_FORMAT.format(column="value"),
+        ),
+        (
+            Row(value="v", key=1.5),
+            "key attribute unsupported type double. key must be a(n) string or binary"
+            + SET_FORMAT.format(column="key"),
+        ),
+        (
+            Row(value="v", key=Decimal(1)),
+            "key attribute unsupported type decimal. key must be a(n) string or binary"
+            + SET_FORMAT.format(column="key"),
+        ),
         (Row(value="v", partition="1"), "partition attribute unsupported type string. partition must be a(n) int"),
         (Row(value="v", partition=True), "partition attribute unsupported type boolean. partition must be a(n) int"),
         (
@@ -71,7 +83,11 @@ def test_rows_without_column_names_are_refused() -> None:
             Row(value="v", timestamp=datetime.date(2013, 1, 1)),
             "timestamp attribute unsupported type date. timestamp must be a(n) timestamp or bigint" + CAST_TIMESTAMP,
         ),
-        (Row(value=Row(a=1)), "value attribute unsupported type Row. value must be a(n) string or binary"),
+        (
+            Row(value=Row(a=1)),
+            "value attribute unsupported type Row. value must be a(n) string or binary"
+            + SET_FORMAT.format(column="value"),
+        ),
     ],
 )
 def test_a_wrong_type_is_refused_in_sparks_words(row: Row, text: str) -> None:

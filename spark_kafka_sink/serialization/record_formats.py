@@ -1,0 +1,124 @@
+"""Applies the formats of `value` and `key` to Arrow columns, in a task or in `KafkaProducer.write`.
+
+The encoders are made once for each type of column, and kept. Records stay as they are in every other column; if a
+schema's id goes into a header, the column `headers` gets one more for each record whose column is not null.
+
+Rows that do not fit come out in `FormattedRecords.bad_rows`, and nowhere else: they are null in the columns. The caller
+must not send them. One thread uses a `RecordFormats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from spark_kafka_sink.common.errors import SerializationError
+from spark_kafka_sink.record.headers import with_header
+from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
+from spark_kafka_sink.serialization.column_format import BadRow, ColumnFormat
+
+MOST_BYTES: Final = 16 << 20
+"""The most bytes of a column in one part, unless one row alone has more."""
+HEADERS: Final = "headers"
+_MOST_NAMED: Final = 3
+"""The most bad rows that an error names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedFormat:
+    """One column's format, and the Arrow type of the column that it was made for."""
+
+    column_format: ColumnFormat
+    data_type: pa.DataType
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedFormats:
+    """The formats that a task needs to know, a plain value."""
+
+    value: ResolvedFormat | None = None
+    key: ResolvedFormat | None = None
+
+    def columns(self) -> Iterator[ResolvedFormat]:
+        """Yield the columns that have a format."""
+        return (each for each in (self.value, self.key) if each is not None)
+
+
+class FormattedRecords(NamedTuple):
+    """Some records, with bytes in `value` and `key`."""
+
+    columns: Mapping[str, pa.Array]
+    first_row: int
+    """The number of the first record in the columns that were given."""
+    bad_rows: tuple[BadRow, ...]
+    """Rows that do not fit, in their order, counted in the columns that were given."""
+
+    def check(self, first_row: int = 0) -> None:
+        """Raise SerializationError if there are rows that do not fit. `first_row`: the number of the first row of the
+        columns that were given.
+        """
+        if not self.bad_rows:
+            return
+        named = [f"{bad.path} of row {first_row + bad.row}: {bad.reason}" for bad in self.bad_rows[:_MOST_NAMED]]
+        more = f" And {len(self.bad_rows) - _MOST_NAMED} more." if len(self.bad_rows) > _MOST_NAMED else ""
+        raise SerializationError(
+            f"Rows do not fit the schema of their format. {'; '.join(named)}.{more} Correct or filter such rows, or"
+            " give the column a schema that they fit."
+        )
+
+
+class RecordFormats:
+    """The encoders of one task or write."""
+
+    def __init__(self, formats: ResolvedFormats, most_bytes: int = MOST_BYTES) -> None:
+        self._formats = tuple(formats.columns())
+        self._most_bytes = most_bytes
+        self._encoders: dict[tuple[str, pa.DataType], ColumnEncoder] = {}
+
+    def parts(self, columns: Mapping[str, pa.Array]) -> Iterator[FormattedRecords]:
+        """Yield the records of `columns`, which have one length, in their order, in parts of at most `most_bytes` a
+        column or one record. Raises SchemaError for a column whose type does not fit, SerializationError for a record
+        whose value has more than 2 GiB.
+        """
+        rows = max(map(len, columns.values()), default=0)
+        first = 0
+        while first < rows:
+            rest = {name: column.slice(first) for name, column in columns.items()} if first else columns
+            encoded, bad_rows = self._encoded(rest)
+            count = min(map(len, encoded.values()), default=rows - first)
+            part = {name: encoded.get(name, column).slice(0, count) for name, column in rest.items()}
+            self._add_headers(part)
+            yield FormattedRecords(part, first, _counted(bad_rows, first, count))
+            first += count
+
+    def _encoded(self, columns: Mapping[str, pa.Array]) -> tuple[dict[str, pa.Array], list[BadRow]]:
+        encoded: dict[str, pa.Array] = {}
+        bad_rows: list[BadRow] = []
+        for each in self._formats:
+            field = each.column_format.field
+            if field in columns:
+                values, bad = self._encoder(each, columns[field].type).encode(columns[field], self._most_bytes)
+                encoded[field] = values
+                bad_rows += bad
+        return encoded, bad_rows
+
+    def _encoder(self, resolved: ResolvedFormat, data_type: pa.DataType) -> ColumnEncoder:
+        key = resolved.column_format.field, data_type
+        found = self._encoders.get(key)
+        if found is None:
+            found = self._encoders[key] = ColumnEncoder(resolved.column_format, data_type)
+        return found
+
+    def _add_headers(self, part: dict[str, pa.Array]) -> None:
+        for each in self._formats:
+            header = each.column_format.header
+            if header is not None and each.column_format.field in part:
+                part[HEADERS] = with_header(part.get(HEADERS), *header, part[each.column_format.field])
+
+
+def _counted(bad_rows: list[BadRow], first: int, count: int) -> tuple[BadRow, ...]:
+    """Return the bad rows among the first `count`, counted from `first` on. A row may be there for each column."""
+    return tuple(sorted(bad._replace(row=first + bad.row) for bad in bad_rows if bad.row < count))

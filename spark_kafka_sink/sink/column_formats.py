@@ -1,0 +1,151 @@
+"""The formats of a DataFrame's columns, resolved on the driver before any task: the type that Arrow gives each column,
+the check that its format takes that type.
+
+Spark's types become Arrow's by a table of this module: PySpark's own function differs between versions, and does not
+say which field of a column it refuses. Runs in the driver's Python process or in a planning worker of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import spark_kafka_sink.sink.pyspark_versions  # noqa: F401 - raises if PySpark is missing or too old
+
+# isort: split
+
+import pyarrow as pa
+from pyspark.sql import types as spark_types
+from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType, UserDefinedType
+
+from spark_kafka_sink.common.errors import ConfigError, SchemaError
+from spark_kafka_sink.serialization.column_format import AVRO
+from spark_kafka_sink.serialization.format_options import Formats
+from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.schema import check_columns
+
+if TYPE_CHECKING:
+    from spark_kafka_sink.serialization.record_formats import ResolvedFormats
+
+UTC: Final = "UTC"
+
+_TYPES: Final[dict[str, Callable[[str], pa.DataType]]] = {
+    "NullType": lambda _: pa.null(),
+    "BooleanType": lambda _: pa.bool_(),
+    "ByteType": lambda _: pa.int8(),
+    "ShortType": lambda _: pa.int16(),
+    "IntegerType": lambda _: pa.int32(),
+    "LongType": lambda _: pa.int64(),
+    "FloatType": lambda _: pa.float32(),
+    "DoubleType": lambda _: pa.float64(),
+    "StringType": lambda _: pa.string(),
+    "CharType": lambda _: pa.string(),
+    "VarcharType": lambda _: pa.string(),
+    "BinaryType": lambda _: pa.binary(),
+    "DateType": lambda _: pa.date32(),
+    "TimestampType": lambda zone: pa.timestamp("us", zone),
+    "TimestampNTZType": lambda _: pa.timestamp("us"),
+    "DayTimeIntervalType": lambda _: pa.duration("us"),
+    "TimeType": lambda _: pa.time64("ns"),
+}
+"""Class of PySpark, which may be missing in an older one → the Arrow type, in a time zone."""
+_BY_CLASS: Final = {getattr(spark_types, name): make for name, make in _TYPES.items() if hasattr(spark_types, name)}
+_NO_ARROW: Final = {
+    "VariantType": "write it as text, by to_json, or cast its fields to their types",
+    "YearMonthIntervalType": "cast it to a string, or to a number of months",
+    "CalendarIntervalType": "cast it to a string",
+}
+"""Class of PySpark → what to do with such a column, which no format takes from Spark."""
+
+
+def with_column_formats(config: SinkConfig, schema: StructType, time_zone: str = UTC) -> SinkConfig:
+    """Return `config` for the tasks that write a DataFrame of this schema: the formats of its columns are resolved.
+    Without formats that is `config` itself.
+
+    `time_zone`: that of the timestamps which the tasks get. Raises as `check_columns` and `resolved_formats.resolved`.
+    """
+    if config.formats is None:
+        return config
+    fields = config.formats.fields
+    columns = check_columns(schema, config.topic, fields)
+    if missing := [field for field in fields if field not in columns]:
+        raise SchemaError(
+            f"{missing[0]}.format is set, and there is no column {missing[0]}: add one, or leave the option out. The"
+            f" columns are: {', '.join(schema.names)}."
+        )
+    types = {field: arrow_type(columns[field], field, time_zone) for field in fields}
+    return replace(config, formats=None, column_formats=_resolved(config.formats, types))
+
+
+def with_given_types(config: SinkConfig) -> SinkConfig:
+    """Return `config` for a task that gets rows without a schema: the types are those of the given Avro schemas. A
+    configuration whose formats are resolved already is returned as it is.
+
+    Raises ConfigError if a format has no such schema, SchemaError if it does not say the types.
+    """
+    if config.formats is None:
+        return config
+    for each in config.formats.settings():
+        if each.name != AVRO or each.schema is None:
+            raise ConfigError(
+                f"{each.field}.format is set, and foreach and foreachPartition hand over rows, which do not tell the"
+                " types of their fields. Give the sink the schema of the DataFrame: KafkaSink(options,"
+                " schema=df.schema).",
+                setting=f"{each.field}.format",
+            )
+    from spark_kafka_sink.serialization.avro_types import arrow_type_of
+
+    types = {each.field: arrow_type_of(each.schema or "", each.field) for each in config.formats.settings()}
+    return replace(config, formats=None, column_formats=_resolved(config.formats, types))
+
+
+def _resolved(formats: Formats, types: Mapping[str, pa.DataType]) -> ResolvedFormats:
+    from spark_kafka_sink.serialization.resolved_formats import (
+        resolved,  # tasks import this module, and need none of it
+    )
+
+    return resolved(formats, types)
+
+
+def arrow_type(data_type: DataType, path: str, time_zone: str = UTC) -> pa.DataType:
+    """Return the Arrow type in which a task gets a column of this type. Raises SchemaError with the path of the field
+    for a type that Spark does not hand over, or not in a form that a format takes.
+    """
+    make = next((_BY_CLASS[each] for each in type(data_type).__mro__ if each in _BY_CLASS), None)
+    if make is not None:
+        return make(time_zone)
+    nested = next((_NESTED[each] for each in type(data_type).__mro__ if each in _NESTED), None)
+    if nested is not None:
+        return nested(data_type, path, time_zone)
+    advice = _NO_ARROW.get(type(data_type).__name__, "cast it, or leave it out")
+    raise SchemaError(f"{path} has the type {data_type.simpleString()}, which no format takes: {advice}.")
+
+
+def _struct(data_type: Any, path: str, zone: str) -> pa.DataType:
+    return pa.struct(
+        [
+            pa.field(each.name, arrow_type(each.dataType, f"{path}.{each.name}", zone), nullable=each.nullable)
+            for each in data_type.fields
+        ]
+    )
+
+
+def _list(data_type: Any, path: str, zone: str) -> pa.DataType:
+    element = arrow_type(data_type.elementType, f"{path}.element", zone)
+    return pa.list_(pa.field("element", element, nullable=data_type.containsNull))
+
+
+def _map(data_type: Any, path: str, zone: str) -> pa.DataType:
+    key = pa.field("key", arrow_type(data_type.keyType, f"{path}.key", zone), nullable=False)
+    value = arrow_type(data_type.valueType, f"{path}.value", zone)
+    return pa.map_(key, pa.field("value", value, nullable=data_type.valueContainsNull))
+
+
+_NESTED: Final[dict[type, Callable[[Any, str, str], pa.DataType]]] = {
+    StructType: _struct,
+    ArrayType: _list,
+    MapType: _map,
+    DecimalType: lambda data_type, _, __: pa.decimal128(data_type.precision, data_type.scale),
+    UserDefinedType: lambda data_type, path, zone: arrow_type(data_type.sqlType(), path, zone),
+}

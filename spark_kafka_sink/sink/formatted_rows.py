@@ -1,0 +1,190 @@
+"""Rows whose columns have formats: `value` and `key` become bytes, and the rows go on as any others.
+
+Rows are collected in chunks. The cells of a chunk become an Arrow array of the column's type, and the encoder of the
+column makes bytes of it, as in a task that gets Arrow batches. A chunk has about `CHUNK_BYTES` of bytes, by the size of
+the last one's. Used by the task's thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+
+from pyspark.sql.types import Row
+
+from spark_kafka_sink.record.headers import field_names
+from spark_kafka_sink.record.values import array_of
+from spark_kafka_sink.serialization.record_formats import RecordFormats, ResolvedFormats
+from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.rows import PartitionWriter, taken
+from spark_kafka_sink.sink.schema import HEADERS
+
+CHUNK_BYTES: Final = 1 << 20
+CHUNK_ROWS: Final = 4_096
+"""The most rows of a chunk."""
+_FIRST_ROWS: Final = 32
+_GROWTH: Final = 4
+"""How many times as many rows a chunk may have as the last one."""
+_FIXED: Final = frozenset({bool, int, float, str, bytes, type(None)})
+
+
+def row_writer(delivery: TaskDelivery) -> PartitionWriter | FormattedWriter:
+    """Return the writer of a task's rows, by the formats of its configuration."""
+    formats = delivery.config.column_formats
+    return PartitionWriter(delivery) if formats is None else FormattedWriter(delivery, formats)
+
+
+class FormattedWriter:
+    """Writes the rows of one task, as a `PartitionWriter` does: `write` or many `add`, then `finish`; or `abandon`."""
+
+    def __init__(self, delivery: TaskDelivery, formats: ResolvedFormats) -> None:
+        self._counts = delivery.counts
+        self._writer = PartitionWriter(delivery)
+        self._columns = tuple(formats.columns())
+        self._fields = tuple(each.column_format.field for each in self._columns)
+        self._formats = RecordFormats(formats)
+        self._pending: list[tuple[tuple[Any, ...], list[Any]]] = []
+        self._chunk_rows = _FIRST_ROWS
+        self._taken = 0
+        """The number of rows before the pending ones."""
+
+    def write(self, rows: Iterable[Any]) -> None:
+        """Send all `rows`. Raises the iterator's errors, KafkaError as soon as a row is known to have failed, and
+        SerializationError for one that does not fit.
+        """
+        iterator = iter(rows)
+        while self._take(islice(iterator, self._chunk_rows)):
+            self._send_pending()
+
+    def add(self, row: Any) -> None:
+        """Send one row. Raises as `write`."""
+        self._counts.check()
+        self._take((row,))
+        if len(self._pending) >= self._chunk_rows:
+            self._send_pending()
+
+    def finish(self) -> None:
+        """Wait until every row is acknowledged and give the producer back. Raises KafkaError if one is not."""
+        try:
+            self._counts.check()
+            self._send_pending()
+            self._writer.finish()
+        finally:
+            self.abandon()
+
+    def log_letters(self) -> None:
+        """Log a warning if there are dead letters."""
+        self._writer.log_letters()
+
+    def abandon(self) -> None:
+        """Give the producer back without waiting. Rows that were sent may still be delivered."""
+        self._pending = []
+        self._writer.abandon()
+
+    def _take(self, rows: Iterable[Any]) -> bool:
+        """Take rows as they are now. Return whether there were any."""
+        before = len(self._pending)
+        try:
+            for row in rows:
+                names, cells = taken((row,), self._taken + len(self._pending))[0]
+                self._pending.append((names, self._fixed_cells(names, cells)))
+        except Exception as error:
+            self._counts.fail(error)
+            raise
+        return len(self._pending) > before
+
+    def _fixed_cells(self, names: tuple[Any, ...], cells: Sequence[Any]) -> list[Any]:
+        own = list(cells)
+        for field in self._fields:
+            at = _place(names, field)
+            if at is not None and at < len(own):
+                own[at] = _fixed(own[at])
+        return own
+
+    def _send_pending(self) -> None:
+        rows, self._pending = self._pending, []
+        if not rows:
+            return
+        try:
+            self._writer.write(self._as_bytes(rows))
+        except Exception as error:
+            self._counts.fail(error)  # rows are lost: a caller that goes on must not succeed
+            raise
+        self._taken += len(rows)
+
+    def _as_bytes(self, rows: Sequence[tuple[tuple[Any, ...], list[Any]]]) -> Iterator[Row]:
+        """Yield the rows with bytes in the columns that have formats. The writer refuses a row that lacks one."""
+        numbers = range(self._taken, self._taken + len(rows))
+        columns = {
+            each.column_format.field: array_of(
+                [_cell(*row, each.column_format.field) for row in rows],
+                each.data_type,
+                each.column_format.field,
+                numbers,
+            )
+            for each in self._columns
+        }
+        size = 0
+        for part in self._formats.parts(columns):
+            part.check(self._taken)
+            size += sum(part.columns[field].nbytes for field in self._fields)
+            encoded = {name: column.to_pylist() for name, column in part.columns.items()}
+            for at in range(len(encoded[self._fields[0]])):
+                row = rows[part.first_row + at]
+                yield _with_bytes(*row, {name: column[at] for name, column in encoded.items()})
+        most = len(rows) * CHUNK_BYTES // max(size, 1)
+        self._chunk_rows = max(1, min(most, len(rows) * _GROWTH, CHUNK_ROWS))
+
+
+def _place(names: tuple[Any, ...], field: str) -> int | None:
+    """Return the place of a column; of columns with the same name the first one counts."""
+    return names.index(field) if field in names else None
+
+
+def _cell(names: tuple[Any, ...], cells: Sequence[Any], field: str) -> Any:
+    at = _place(names, field)
+    return None if at is None or at >= len(cells) else cells[at]
+
+
+def _with_bytes(names: tuple[Any, ...], cells: Sequence[Any], encoded: Mapping[str, Any]) -> Row:
+    """Return the row with these bytes, and with more headers at the end of its own."""
+    own_names, own = list(names), list(cells)
+    for name, cell in encoded.items():
+        at = _place(names, name)
+        if name == HEADERS:
+            more = [(header["key"], header["value"]) for header in cell]
+            if at is None:
+                own_names.append(HEADERS)
+                own.append(more)
+            elif at < len(own):
+                own[at] = [*(own[at] or ()), *more]
+        elif at is not None and at < len(own):
+            own[at] = cell
+    row = Row(*own)
+    row.__fields__ = own_names
+    return row
+
+
+def _fixed(value: Any) -> Any:
+    """Return a value that does not change when its owner changes a list, dict or bytearray in it."""
+    kind = type(value)
+    if kind in _FIXED:
+        return value
+    if kind is bytearray:
+        return bytes(value)
+    if isinstance(value, Mapping):
+        return {key: _fixed(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return value if _FIXED.issuperset(map(type, value)) else _fixed_tuple(value)
+    return [_fixed(each) for each in value] if isinstance(value, list) else value
+
+
+def _fixed_tuple(value: tuple[Any, ...]) -> tuple[Any, ...]:
+    fixed = tuple(map(_fixed, value))
+    names = field_names(value)
+    if names is None:
+        return fixed
+    row = Row(*fixed)
+    row.__fields__ = list(names)
+    return row

@@ -1,0 +1,165 @@
+"""Python values as Arrow arrays: equal to pyarrow's own conversion where that has one, and refused otherwise."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import Row
+
+from spark_kafka_sink.common.errors import SerializationError
+from spark_kafka_sink.record.values import array_of
+
+POINT = pa.struct([("x", pa.int32()), ("y", pa.string())])
+DAY = datetime.date(2024, 2, 29)
+
+
+class Point(NamedTuple):
+    x: int
+    y: str
+
+
+@pytest.fixture
+def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    os.environ.pop("TZ", None)
+    time.tzset()
+
+
+def made(cells: list[Any], data_type: pa.DataType) -> pa.Array:
+    array = array_of(cells, data_type, "value", range(100, 100 + len(cells)))
+    array.validate(full=True)
+    assert array.type == data_type
+    return array
+
+
+EQUAL: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.null(), [None, None]),
+    (pa.bool_(), [True, None, False, True]),
+    (pa.int8(), [-128, None, 127]),
+    (pa.int16(), [-32_768, 32_767]),
+    (pa.int32(), [-(2**31), None, 2**31 - 1]),
+    (pa.int64(), [-(2**63), None, 2**63 - 1]),
+    (pa.float32(), [0.5, None, float("inf")]),
+    (pa.float64(), [0.1, None, -1e308]),
+    (pa.string(), ["é", None, ""]),
+    (pa.binary(), [b"\0\xff", None, b""]),
+    (pa.decimal128(5, 2), [Decimal("1.20"), None, Decimal("-999.99"), Decimal(7)]),
+    (pa.decimal128(38, 10), [Decimal("1234567890123456789012345678.0123456789")]),
+    (pa.date32(), [DAY, None, datetime.date(1, 1, 1)]),
+    (pa.timestamp("us"), [datetime.datetime(9999, 12, 31, 23, 59, 59, 999_999), None]),
+    (pa.timestamp("us", "UTC"), [datetime.datetime(1969, 12, 31, 23, 0, 0, 7, datetime.UTC), None]),
+    (pa.duration("us"), [datetime.timedelta(-1, 5, 7), None]),
+    (pa.time64("ns"), [datetime.time(23, 59, 59, 999_999), None]),
+    (POINT, [{"x": 1, "y": "a"}, None, {"x": None, "y": None}]),
+    (pa.list_(pa.int64()), [[1, None], None, [], [2]]),
+    (pa.map_(pa.string(), pa.int32()), [{"a": 1, "b": None}, None, {}]),
+    (pa.list_(pa.field("element", POINT, nullable=False)), [[{"x": 1, "y": "a"}], None]),
+    (pa.struct([("a", pa.list_(POINT)), ("m", pa.map_(pa.string(), POINT))]), [None, {"a": [{"x": 1, "y": "a"}]}]),
+    (pa.int32(), []),
+    (POINT, []),
+]
+
+
+@pytest.mark.parametrize(("data_type", "cells"), EQUAL, ids=lambda each: str(each)[:40])
+def test_values_become_what_arrow_makes_of_them(data_type: pa.DataType, cells: list[Any]) -> None:
+    assert made(cells, data_type).equals(pa.array(cells, data_type))
+
+
+@pytest.mark.parametrize(
+    "cell", [Row(x=1, y="a"), Row(y="a", x=1), Point(1, "a"), (1, "a"), {"y": "a", "x": 1}], ids=repr
+)
+def test_a_struct_is_a_row_a_tuple_or_a_dict(cell: Any) -> None:
+    assert made([cell, None], POINT).to_pylist() == [{"x": 1, "y": "a"}, None]
+
+
+def test_a_field_that_a_dict_lacks_is_null() -> None:
+    assert made([{"x": 1}], POINT).to_pylist() == [{"x": 1, "y": None}]
+
+
+def test_bytearrays_become_bytes() -> None:
+    assert made([bytearray(b"ab"), b"c"], pa.binary()).to_pylist() == [b"ab", b"c"]
+
+
+@pytest.mark.usefixtures("in_berlin")
+def test_a_naive_datetime_is_local_time() -> None:
+    """PySpark makes it so. `fold` says which of the two hours it is, when clocks go back."""
+    moments = [
+        datetime.datetime(2024, 7, 1, 12, 0, 0, 5),
+        datetime.datetime(2024, 10, 27, 2, 30),
+        datetime.datetime(2024, 10, 27, 2, 30, fold=1),
+    ]
+    counts = made(moments, pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
+    assert counts == [1_719_828_000_000_005, 1_729_989_000_000_000, 1_729_992_600_000_000]
+
+
+@pytest.mark.parametrize(
+    ("data_type", "cell", "text"),
+    [
+        (pa.int32(), 2**31, "value of row 101 does not fit into 32 bits"),
+        (pa.int8(), -129, "does not fit into 8 bits"),
+        (pa.int64(), True, "is a bool; give an int"),
+        (pa.int64(), "1", "is a str; give an int"),
+        (pa.float64(), 1, "is a int; give a float"),
+        (pa.float32(), 1e39, "is too large for a float of 32 bits"),
+        (pa.bool_(), 1, "is a int; give a bool"),
+        (pa.string(), b"a", "is a bytes; give a str"),
+        (pa.string(), "\ud800", "is a str that is not valid Unicode"),
+        (pa.binary(), "a", "is a str; give bytes"),
+        (pa.decimal128(5, 2), Decimal("1.234"), r"does not fit into decimal\(5,2\)"),
+        (pa.decimal128(5, 2), Decimal("1000"), r"does not fit into decimal\(5,2\)"),
+        (pa.decimal128(5, 2), Decimal("NaN"), r"does not fit into decimal\(5,2\)"),
+        (pa.decimal128(5, 2), 1.5, "is a float; give a Decimal"),
+        (pa.date32(), datetime.datetime(2024, 1, 1), "is a datetime; give a date"),
+        (pa.timestamp("us", "UTC"), DAY, "is a date; give a datetime"),
+        (pa.timestamp("us"), datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC), "is a datetime with a time zone"),
+        (POINT, (1,), "has 1 values for 2 fields: x, y"),
+        (POINT, Row(x=1, z=2), "has the fields x, z; its type has x, y"),
+        (POINT, {"x": 1, "z": 2}, "has the field 'z', which its type does not have"),
+        (POINT, [1, "a"], "is a list; give a Row"),
+        (POINT, Row(x="1", y="a"), r"value\.x of row 101 is a str; give an int"),
+        (pa.list_(pa.int32()), {1}, "is a set; give a list"),
+        (pa.list_(POINT), [(1, "a"), (2, 3)], r"value\.element\.y of row 101 is a int; give a str"),
+        (pa.map_(pa.string(), pa.int32()), [("a", 1)], "is a list; give a dict"),
+        (pa.map_(pa.string(), pa.int32()), {"a": "b"}, r"value\.value of row 101 is a str"),
+        (pa.map_(pa.string(), pa.int32()), {1: 1}, r"value\.key of row 101 is a int"),
+        (pa.null(), 1, "is a int; give None"),
+        (pa.large_string(), "a", "Python values do not become such a type"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(data_type: pa.DataType, cell: Any, text: str) -> None:
+    with pytest.raises(SerializationError, match=text):
+        made([None, cell], data_type)
+
+
+SCALARS: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.string(): st.text(),
+    pa.float64(): st.floats(allow_nan=False),
+    pa.bool_(): st.booleans(),
+}
+
+
+@given(st.data())
+def test_nested_values_come_back(data: st.DataObject) -> None:
+    scalar, cells = data.draw(st.sampled_from([*SCALARS.items()]))
+    data_type = pa.struct([("l", pa.list_(scalar)), ("m", pa.map_(pa.string(), pa.list_(scalar)))])
+    lists = st.none() | st.lists(st.none() | cells, max_size=3)
+    maps = st.none() | st.dictionaries(st.text(), lists, max_size=3)
+    rows = data.draw(st.lists(st.none() | st.fixed_dictionaries({"l": lists, "m": maps}), max_size=5))
+    assert [_as_dicts(row) for row in made(rows, data_type).to_pylist()] == rows
+
+
+def _as_dicts(row: Any) -> Any:
+    return row and {**row, "m": None if row["m"] is None else dict(row["m"])}

@@ -1,0 +1,124 @@
+"""The formats of a DataFrame's columns, resolved without Spark, and its types as Arrow's."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from pyspark.sql import types as spark_types
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    CalendarIntervalType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    YearMonthIntervalType,
+)
+
+from spark_kafka_sink.common.errors import SchemaError
+from spark_kafka_sink.sink.column_formats import arrow_type, with_column_formats
+from spark_kafka_sink.sink.options import SinkConfig
+
+ORDER = StructType([StructField("id", LongType(), nullable=False), StructField("name", StringType())])
+
+EVERY = StructType(
+    [
+        StructField(str(number), data_type, nullable=number % 2 == 0)
+        for number, data_type in enumerate(
+            [
+                NullType(),
+                BooleanType(),
+                ByteType(),
+                ShortType(),
+                IntegerType(),
+                LongType(),
+                FloatType(),
+                DoubleType(),
+                StringType(),
+                BinaryType(),
+                DateType(),
+                TimestampType(),
+                TimestampNTZType(),
+                DayTimeIntervalType(),
+                DecimalType(12, 3),
+                ArrayType(TimestampType(), containsNull=False),
+                MapType(StringType(), ArrayType(ORDER), valueContainsNull=False),
+                ORDER,
+                *([spark_types.TimeType()] if hasattr(spark_types, "TimeType") else []),
+            ]
+        )
+    ]
+)
+
+
+def config(**options: str) -> SinkConfig:
+    given = {key.replace("_", "."): text for key, text in options.items()}
+    return SinkConfig.from_options({"kafka.bootstrap.servers": "h1:9092", "topic": "orders", **given})
+
+
+def frame(**columns: DataType) -> StructType:
+    return StructType([StructField(name, data_type) for name, data_type in columns.items()])
+
+
+def test_types_are_those_that_spark_hands_over() -> None:
+    made = arrow_type(EVERY, "value", "Asia/Tokyo")
+    assert made == to_arrow_type(EVERY, timezone="Asia/Tokyo")
+    assert [field.nullable for field in made] == [field.nullable for field in EVERY.fields]
+
+
+@pytest.mark.parametrize(
+    ("data_type", "text"),
+    [
+        (YearMonthIntervalType(), "interval year to month, which no format takes: cast it to a string"),
+        (CalendarIntervalType(), "interval, which no format takes: cast it to a string"),
+        *([(spark_types.VariantType(), "variant, .* by to_json")] if hasattr(spark_types, "VariantType") else []),
+    ],
+)
+def test_a_type_that_no_format_takes_is_refused_with_its_path(data_type: DataType, text: str) -> None:
+    nested = frame(a=ArrayType(frame(b=MapType(StringType(), data_type))))
+    with pytest.raises(SchemaError, match=rf"value\.a\.element\.b\.value has the type {text}"):
+        arrow_type(nested, "value")
+
+
+def test_without_formats_the_configuration_is_the_same() -> None:
+    own = config()
+    assert with_column_formats(own, frame(value=StringType())) is own
+
+
+def test_tasks_get_the_formats() -> None:
+    found = with_column_formats(config(value_format="avro", key_format="json"), frame(key=ORDER, value=ORDER))
+    assert found.formats is None
+    assert found.column_formats is not None
+    assert [each.column_format.field for each in found.column_formats.columns()] == ["value", "key"]
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (frame(value=ORDER), r"key\.format is set, and there is no column key"),
+        (frame(key=ORDER), "Required attribute 'value' not found"),
+        (frame(value=frame(a=CalendarIntervalType()), key=ORDER), r"value\.a has the type interval"),
+        (frame(value=ORDER, key=ORDER, partition=StringType()), "partition attribute unsupported type string"),
+    ],
+)
+def test_a_schema_that_does_not_fit_is_refused(schema: StructType, text: str) -> None:
+    with pytest.raises(SchemaError, match=text):
+        with_column_formats(config(value_format="avro", key_format="json"), schema)
