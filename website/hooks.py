@@ -34,8 +34,8 @@ ELSEWHERE: Final = {
 """Pages outside docs/, and where they stand in the site."""
 NAVIGATION: Final[dict[str, tuple[str, ...]]] = {
     "Use": (
-        "exactly-once.md", "dead-letters.md", "options.md", "serialization.md", "security.md", "monitoring.md",
-        "troubleshooting.md",
+        "exactly-once.md", "serialization.md", "schema-registry.md", "dead-letters.md", "options.md", "security.md",
+        "monitoring.md", "troubleshooting.md",
         "producer.md", "embedded-broker.md", "jobs.md", "migrating-from-spark-kafka.md",
         "migrating-from-confluent-kafka.md",
     ),

@@ -21,6 +21,7 @@ from spark_kafka_sink.common.errors import ConfigError, KafkaError
 from spark_kafka_sink.common.options import table_of
 from spark_kafka_sink.local import pytest_plugin
 from spark_kafka_sink.serialization import format_options
+from spark_kafka_sink.serialization.registry_settings import registry_options
 from spark_kafka_sink.sink import options
 from spark_kafka_sink.sink.options import PASSED_OVER
 
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 OPTIONS = DOCS / "options.md"
 ERRORS = DOCS / "api" / "errors.md"
+REGISTRY = DOCS / "schema-registry.md"
 TROUBLESHOOTING = DOCS / "troubleshooting.md"
 PAGES = sorted(DOCS.glob("*.md"))
 
@@ -69,6 +71,11 @@ TABLES = {
 }
 
 
+def registry_table() -> str:
+    rows = [(f"`{row.name}`", row.type, f"`{row.default}`", row.doc) for row in registry_options()]
+    return table(("option", "type", "default", "meaning"), rows)
+
+
 def with_tables(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
     for name, make in tables.items():
         begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
@@ -92,6 +99,11 @@ def test_every_option_of_formats_is_on_its_page() -> None:
     named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row.split(" | ")[0])}
     assert set(format_options.OPTIONS) - named == set()
     assert {name for name in named if "." in name} - set(format_options.OPTIONS) == set()
+
+
+def test_table_of_the_registrys_options_is_that_of_the_code() -> None:
+    text = REGISTRY.read_text()
+    assert text == with_tables(text, {"registry settings": registry_table}), "stale: python tests/unit/test_docs.py"
 
 
 # ---- api/ ----------------------------------------------------------------------------------------------------------
@@ -351,3 +363,4 @@ def test_readme_links_every_page(page: Path) -> None:
 if __name__ == "__main__":
     OPTIONS.write_text(with_tables(OPTIONS.read_text()))
     ERRORS.write_text(with_tables(ERRORS.read_text(), {"errors": errors_table}))
+    REGISTRY.write_text(with_tables(REGISTRY.read_text(), {"registry settings": registry_table}))
