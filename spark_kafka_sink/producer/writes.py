@@ -208,9 +208,9 @@ def send_to_each(
 def table_and_formats(
     data: object, topic: str | None, names: Mapping[str, ColumnNames], serialization: Mapping[str, object] | None
 ) -> tuple[Table, RecordFormats | None]:
-    """Return the table, and the formats of its columns.
+    """Return the table, and the formats of its columns, resolved: a schema registry is asked here.
 
-    Raises ConfigError, and SchemaError for a column that cannot be written.
+    Raises ConfigError, SchemaError for a column that cannot be written, and KafkaError of the registry.
     """
     if serialization is None:
         return Table(data, topic, names), None
@@ -221,7 +221,7 @@ def table_and_formats(
     formats = formats_of_write(serialization)
     table = Table(data, topic, names, formats.fields)
     types = {field: table.type_of(field) for field in formats.fields}
-    return table, RecordFormats(resolved(formats, types))
+    return table, RecordFormats(resolved(formats, types, topic))
 
 
 def _formatted(part: TablePart, formats: RecordFormats | None) -> Iterator[TablePart]:

@@ -1,4 +1,4 @@
-"""The options of formats: what the columns `value` and `key` become.
+"""The options of formats: what the columns `value` and `key` become, and where their schemas are registered.
 
 `formats_of` parses them, once and without I/O, for the sink and for `KafkaProducer.write`: both have the same names.
 Each Python worker of Spark imports this module, also if there are no formats, so it imports little itself. Plain
@@ -9,30 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import RefusalError, boolean, nearest, non_empty_text, one_of
 from spark_kafka_sink.serialization.column_format import AVRO, JSON, JsonOptions
-from spark_kafka_sink.serialization.format_settings import NULL_FIRST, NULL_LAST, FormatSettings
+from spark_kafka_sink.serialization.format_settings import NULL_FIRST, NULL_LAST, STRATEGIES, FormatSettings
+
+if TYPE_CHECKING:
+    from spark_kafka_sink.serialization.registry_settings import RegistrySettings
 
 FIELDS: Final = ("value", "key")
+REGISTRY: Final = "schema.registry."
+URL: Final = f"{REGISTRY}url"
+LOCATION: Final = "schema.id.location"
 
 _OF_FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
-    AVRO: ("schema", "avro.nullable"),
+    AVRO: ("schema", "avro.nullable", "subject.name.strategy"),
     JSON: ("json.ignoreNullFields", "json.timeZone"),
 }
 """Format → its options, after `value.` or `key.`."""
+_WITH_SCHEMA: Final = tuple(name for name, own in _OF_FORMATS.items() if "schema" in own)
 _PARSERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "format": one_of(*_OF_FORMATS),
     "schema": non_empty_text,
     "avro.nullable": one_of(NULL_LAST, NULL_FIRST),
     "json.ignoreNullFields": boolean,
     "json.timeZone": non_empty_text,
+    "subject.name.strategy": one_of(*STRATEGIES),
 }
 """Option, after `value.` or `key.` → its parser."""
-OPTIONS: Final = tuple(f"{field}.{name}" for field in FIELDS for name in _PARSERS)
-"""Every option, as the pages spell them."""
+OPTIONS: Final = (*(f"{field}.{name}" for field in FIELDS for name in _PARSERS), URL, LOCATION)
+"""Every option but the registry client's own settings, as the pages spell them."""
 _SPELLED: Final = {name.lower(): name for name in OPTIONS}
 _PATTERNS: Final = {
     f"{field}.json.{name}".lower()
@@ -44,10 +52,11 @@ _PATTERNS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """The formats that the options ask for."""
+    """The formats that the options ask for. No secret is in its repr."""
 
     value: FormatSettings | None = None
     key: FormatSettings | None = None
+    registry: RegistrySettings | None = None
 
     def settings(self) -> Iterator[FormatSettings]:
         """Yield the settings of the columns that have a format."""
@@ -64,8 +73,12 @@ class Formats:
 
 
 def is_option(key: str) -> bool:
-    """Return whether `key`, in lower case, is an option of formats."""
-    return key in _SPELLED or key in _PATTERNS
+    """Return whether `key`, in lower case, is an option of formats. Those of the registry's client are not checked."""
+    return key in _SPELLED or key in _PATTERNS or _is_of_registry(key)
+
+
+def _is_of_registry(key: str) -> bool:
+    return key.startswith(REGISTRY) or key == LOCATION
 
 
 def formats_of(options: Mapping[str, object]) -> Formats | None:
@@ -87,7 +100,14 @@ def formats_of(options: Mapping[str, object]) -> Formats | None:
     settings = {field: _settings(field, given) for field in FIELDS}
     if not any(settings.values()):
         raise _without(min(given), "value.format or key.format")
-    return Formats(settings["value"], settings["key"])
+    registry = _registry({key: value for key, value in given.items() if _is_of_registry(key)})
+    if registry is not None and not any(each is not None and each.name in _WITH_SCHEMA for each in settings.values()):
+        raise ConfigError(
+            f"{URL} is set, and {JSON} has no schema to register. Take another format for the column that shall have"
+            f" one: {', '.join(_WITH_SCHEMA)}.",
+            setting=URL,
+        )
+    return Formats(settings["value"], settings["key"], registry)
 
 
 def formats_of_write(options: Mapping[str, object]) -> Formats:
@@ -111,6 +131,14 @@ def formats_of_write(options: Mapping[str, object]) -> Formats:
     return formats
 
 
+def _registry(given: Mapping[str, object]) -> RegistrySettings | None:
+    if not given:
+        return None
+    from spark_kafka_sink.serialization.registry_settings import RegistrySettings  # few writes need it
+
+    return RegistrySettings.from_options(given)
+
+
 def _settings(field: str, given: Mapping[str, object]) -> FormatSettings | None:
     found = {name: _parsed(f"{field}.{name}", given, parse) for name, parse in _PARSERS.items()}
     found = {name: value for name, value in found.items() if value is not None}
@@ -126,7 +154,7 @@ def _settings(field: str, given: Mapping[str, object]) -> FormatSettings | None:
                 f"{field}.{name} has no effect with {field}.format={own}: leave it out. It is for {formats}.",
                 setting=f"{field}.{name}",
             )
-    _check_pairs(field, found)
+    _check_pairs(field, found, given)
     return FormatSettings(
         field,
         own,
@@ -135,16 +163,19 @@ def _settings(field: str, given: Mapping[str, object]) -> FormatSettings | None:
         json=JsonOptions(
             ignore_null_fields=found.get("json.ignoreNullFields", True), time_zone=found.get("json.timeZone")
         ),
+        strategy=found.get("subject.name.strategy", STRATEGIES[0]),
     )
 
 
-def _check_pairs(field: str, found: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an option that has no effect beside the others."""
+def _check_pairs(field: str, found: Mapping[str, Any], given: Mapping[str, object]) -> None:
+    """Raise ConfigError for an option that has no effect beside the others, or lacks one."""
     if "avro.nullable" in found and "schema" in found:
         raise ConfigError(
             f"{field}.avro.nullable has no effect with {field}.schema, which has its own unions: leave one out.",
             setting=f"{field}.avro.nullable",
         )
+    if "subject.name.strategy" in found and URL not in given:
+        raise _without(f"{field}.subject.name.strategy", URL)
 
 
 def _parsed(key: str, given: Mapping[str, object], parse: Callable[[object], Any]) -> Any:

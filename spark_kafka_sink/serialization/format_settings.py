@@ -13,6 +13,8 @@ from spark_kafka_sink.serialization.column_format import JsonOptions
 
 NULL_LAST: Final = "null-last"
 NULL_FIRST: Final = "null-first"
+STRATEGIES: Final = ("topic", "record", "topic-record")
+"""Those of subjects.py."""
 _BY_DEFAULT: Final = JsonOptions()
 
 
@@ -31,5 +33,5 @@ class FormatSettings:
     nullable: str = NULL_LAST
     """Avro, without a given schema: where null stands in the union of a field that may be null."""
     json: JsonOptions = _BY_DEFAULT
-    strategy: str = "topic"
-    """How the subject in the registry is named: one of `subjects.STRATEGIES`."""
+    strategy: str = STRATEGIES[0]
+    """How the subject in the registry is named."""

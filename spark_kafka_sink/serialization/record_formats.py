@@ -37,7 +37,7 @@ class ResolvedFormat:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedFormats:
-    """The formats that a task needs to know, a plain value."""
+    """The formats that a task needs to know, a plain value. It has no settings of the registry."""
 
     value: ResolvedFormat | None = None
     key: ResolvedFormat | None = None

@@ -1,5 +1,5 @@
 """The formats of a DataFrame's columns, resolved on the driver before any task: the type that Arrow gives each column,
-the check that its format takes that type.
+the check that its format takes that type, and the schema's id.
 
 Spark's types become Arrow's by a table of this module: PySpark's own function differs between versions, and does not
 say which field of a column it refuses. Runs in the driver's Python process or in a planning worker of it.
@@ -7,7 +7,7 @@ say which field of a column it refuses. Runs in the driver's Python process or i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -59,11 +59,19 @@ _NO_ARROW: Final = {
 """Class of PySpark → what to do with such a column, which no format takes from Spark."""
 
 
-def with_column_formats(config: SinkConfig, schema: StructType, time_zone: str = UTC) -> SinkConfig:
-    """Return `config` for the tasks that write a DataFrame of this schema: the formats of its columns are resolved.
-    Without formats that is `config` itself.
+_of_streams: Final[dict[tuple[Hashable, ...], ResolvedFormats]] = {}
+"""The resolved formats of streams, in the order in which they were resolved."""
+_MOST_STREAMS: Final = 64
 
-    `time_zone`: that of the timestamps which the tasks get. Raises as `check_columns` and `resolved_formats.resolved`.
+
+def with_column_formats(
+    config: SinkConfig, schema: StructType, time_zone: str = UTC, stream: str | None = None
+) -> SinkConfig:
+    """Return `config` for the tasks that write a DataFrame of this schema: the formats of its columns are resolved.
+    Without formats that is `config` itself. Blocks while it asks the registry.
+
+    `time_zone`: that of the timestamps which the tasks get. `stream`: a run of a streaming query, whose later batches
+    get the formats of the first one. Raises as `check_columns` and `resolved_formats.resolved`.
     """
     if config.formats is None:
         return config
@@ -75,7 +83,15 @@ def with_column_formats(config: SinkConfig, schema: StructType, time_zone: str =
             f" columns are: {', '.join(schema.names)}."
         )
     types = {field: arrow_type(columns[field], field, time_zone) for field in fields}
-    return replace(config, formats=None, column_formats=_resolved(config.formats, types))
+    key = (stream, config.formats, config.topic, *types.items())
+    found = None if stream is None else _of_streams.get(key)
+    if found is None:
+        found = _resolved(config.formats, types, config.topic)
+        if stream is not None:
+            _of_streams[key] = found
+            while len(_of_streams) > _MOST_STREAMS:
+                _of_streams.pop(next(iter(_of_streams)), None)  # another thread may have taken it out
+    return replace(config, formats=None, column_formats=found)
 
 
 def with_given_types(config: SinkConfig) -> SinkConfig:
@@ -87,7 +103,7 @@ def with_given_types(config: SinkConfig) -> SinkConfig:
     if config.formats is None:
         return config
     for each in config.formats.settings():
-        if each.name != AVRO or each.schema is None:
+        if each.name != AVRO or each.schema is None or config.formats.registry is not None:
             raise ConfigError(
                 f"{each.field}.format is set, and foreach and foreachPartition hand over rows, which do not tell the"
                 " types of their fields. Give the sink the schema of the DataFrame: KafkaSink(options,"
@@ -97,15 +113,21 @@ def with_given_types(config: SinkConfig) -> SinkConfig:
     from spark_kafka_sink.serialization.avro_types import arrow_type_of
 
     types = {each.field: arrow_type_of(each.schema or "", each.field) for each in config.formats.settings()}
-    return replace(config, formats=None, column_formats=_resolved(config.formats, types))
+    return replace(config, formats=None, column_formats=_resolved(config.formats, types, config.topic))
 
 
-def _resolved(formats: Formats, types: Mapping[str, pa.DataType]) -> ResolvedFormats:
+def _resolved(formats: Formats, types: Mapping[str, pa.DataType], topic: str | None) -> ResolvedFormats:
     from spark_kafka_sink.serialization.resolved_formats import (
         resolved,  # tasks import this module, and need none of it
     )
 
-    return resolved(formats, types)
+    return resolved(formats, types, topic)
+
+
+def check_formats(config: SinkConfig, schema: StructType) -> None:
+    """Raise as `with_column_formats`, but ask no registry."""
+    if config.formats is not None:
+        with_column_formats(replace(config, formats=replace(config.formats, registry=None)), schema)
 
 
 def arrow_type(data_type: DataType, path: str, time_zone: str = UTC) -> pa.DataType:

@@ -45,7 +45,7 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, SchemaError
 from spark_kafka_sink.producer.writes import WriteReport
 from spark_kafka_sink.sink.arrow_writer import write_all
-from spark_kafka_sink.sink.column_formats import with_column_formats
+from spark_kafka_sink.sink.column_formats import check_formats, with_column_formats
 from spark_kafka_sink.sink.dead_letters import check_limit, log_letters
 from spark_kafka_sink.sink.delivery import TaskDelivery, report_rows
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
@@ -116,17 +116,25 @@ class KafkaSinkDataSource(DataSource):
                 ' a topic is only ever appended to; set mode("append").'
             )
         config = self._checked(schema)
-        return KafkaBatchWriter(config, config.transactional_id_prefix if config.is_exactly_once else None)
+        writer = KafkaBatchWriter(config, config.transactional_id_prefix if config.is_exactly_once else None)
+        writer.schema = schema if config.formats is not None else None
+        return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KafkaStreamWriter:  # noqa: ARG002, N802 - Spark's
         """Raises ConfigError or SchemaError; Spark then starts no task. Output mode `complete` comes as `overwrite`:
         the whole result is appended again with every batch, as by Spark's own sink.
         """
         config = self._checked(schema)
-        if not config.is_exactly_once:
-            return KafkaStreamWriter(config)
-        writer = KafkaStreamWriter(config, stream_prefix(config, self.options))
-        writer.is_named_by_query = is_named_by_query(config, self.options)
+        if config.is_exactly_once:
+            writer = KafkaStreamWriter(config, stream_prefix(config, self.options))
+            writer.is_named_by_query = is_named_by_query(config, self.options)
+        else:
+            writer = KafkaStreamWriter(config)
+        if config.formats is not None:
+            writer.schema = schema
+            writer.stream = next(
+                (text for key, text in self.options.items() if key.lower() == "checkpointlocation"), None
+            )
         return writer
 
     def _checked(self, schema: StructType) -> SinkConfig:
@@ -147,7 +155,8 @@ class KafkaSinkDataSource(DataSource):
                 f"{TIMESTAMP} attribute unsupported type timestamp_ntz. {TIMESTAMP} must be a(n) timestamp or bigint:"
                 f" CAST({TIMESTAMP} AS TIMESTAMP_LTZ) reads it in the session's time zone"
             )
-        return with_column_formats(config, schema)
+        check_formats(config, schema)
+        return config
 
 
 class _Writer(ABC):
@@ -156,6 +165,10 @@ class _Writer(ABC):
     is_stream: ClassVar[bool]
     takes_arrow: ClassVar[bool]
     """Whether PySpark gives Arrow batches to `write`, and not rows."""
+    schema: StructType | None = None
+    """Of the rows, if columns have formats."""
+    stream: str | None = None
+    """The checkpoint location of a stream: its batches have the formats of the first one that this process began."""
 
     def __init__(self, config: SinkConfig, prefix: str | None = None) -> None:
         """`prefix`: that of an exactly-once write, None for a batch write, which claims a name when it begins."""
@@ -167,9 +180,12 @@ class _Writer(ABC):
         self._batch_start: BatchStart | None = None
 
     def __getstate__(self) -> Mapping[str, Any]:
-        """Create a missing topic, and begin an exactly-once batch: Spark pickles only a writer whose tasks it is about
-        to run. Spark pickles it twice, and both happen once. Raises KafkaError; Spark then starts no task.
+        """Look up the ids of schemas, create a missing topic, and begin an exactly-once batch: Spark pickles only a
+        writer whose tasks it is about to run, not one that commits. Spark pickles it twice, and all this happens once.
+        Raises KafkaError; Spark then starts no task.
         """
+        if self.schema is not None:
+            self._config = with_column_formats(self._config, self.schema, stream=self.stream)
         if not self._has_topic:
             create_missing_topic(self._config)
             self._has_topic = True

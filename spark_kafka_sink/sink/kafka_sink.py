@@ -26,7 +26,7 @@ from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.pyspark_versions import map_in_arrow
 from spark_kafka_sink.sink.rows import PartitionWriter
-from spark_kafka_sink.sink.running_query import refuse_in_query, session_time_zone
+from spark_kafka_sink.sink.running_query import refuse_in_query, run_id, session_time_zone
 from spark_kafka_sink.sink.schema import by_position, check_columns, needs_projection, projection
 from spark_kafka_sink.sink.topic_creation import create_missing_topic
 
@@ -80,7 +80,8 @@ class KafkaSink:
 
     With the options `value.format` and `key.format` these columns are structs, and become Avro or JSON
     (docs/serialization.md). `foreach` and `foreachPartition` then need the DataFrame's `schema`, unless the types are
-    those of an Avro `value.schema`. It is checked at once.
+    those of an Avro `value.schema`. It is checked at once, and if there is a schema registry, the schema's id is looked
+    up there.
 
     Options (docs/options.md) may be given as a mapping, by keyword, or both. Raises ConfigError at once for an option
     that is unknown, malformed or cannot work here. Logs a warning for options of Spark's Kafka source and of consumers,
@@ -230,10 +231,10 @@ class KafkaSink:
         return () if self._config.formats is None else self._config.formats.fields
 
     def _for_tasks(self, df: DataFrame) -> SinkConfig:
-        """Return the configuration for the tasks. Raises SchemaError."""
+        """Return the configuration for the tasks. Raises SchemaError, and KafkaError of the registry."""
         if self._config.formats is None:
             return self._config
-        return with_column_formats(self._config, df.schema)
+        return with_column_formats(self._config, df.schema, stream=run_id(df))
 
     def _run_tasks(self, df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[Row]:
         topic = self._config.topic
@@ -266,7 +267,9 @@ class KafkaSink:
 
 
 def _for_rows(config: SinkConfig, schema: object) -> SinkConfig:
-    """Return the configuration for tasks that get the rows of a DataFrame of this schema. Raises SchemaError."""
+    """Return the configuration for tasks that get the rows of a DataFrame of this schema. Raises SchemaError, and
+    KafkaError of the registry.
+    """
     if not isinstance(schema, StructType):
         raise ConfigError(f"schema takes the schema of a DataFrame, df.schema, not {type(schema).__name__}.")
     if config.formats is None:

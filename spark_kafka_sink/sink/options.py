@@ -158,9 +158,9 @@ class SinkConfig:
     most_dead_letters: int = MOST_DEAD_LETTERS
     """For each micro-batch or write."""
     formats: Formats | None = None
-    """What `value` and `key` become; None in tasks."""
+    """What `value` and `key` become. Only on the driver, because it has the settings of the registry."""
     column_formats: ResolvedFormats | None = None
-    """The same for tasks, with the schema."""
+    """The same for tasks, with the schema and its id."""
     given: tuple[str, ...] = field(default=(), compare=False)
     """Producer settings that the caller named, for `describe`."""
 

@@ -81,6 +81,15 @@ def session_time_zone() -> str:
     return UTC if session is None else session.conf.get("spark.sql.session.timeZone") or UTC
 
 
+def run_id(df: DataFrame) -> str | None:
+    """Return the id of the run of the streaming query that this thread belongs to; None if Spark does not say, or if
+    there is none.
+    """
+    context = context_of_thread(df.sparkSession)
+    query = None if context is None else running_query(df, context)
+    return None if query is None else query.runId().toString()
+
+
 def refuse_in_query(session: object, *, is_outside_queries: bool) -> None:
     """Raise ConfigError for an exactly-once batch write that runs inside foreachBatch, or may do so.
 

@@ -141,7 +141,7 @@ def test_avro_is_read_back_by_fastavro(
     rows: DataFrame, kafka_broker: Admin, new_topic: Callable[..., str], tmp_path: Path, call: str
 ) -> None:
     types = {"value": arrow_type(rows.schema["value"].dataType, "value")}
-    made = resolved(formats_of_write({"value.format": "avro"}), types).value
+    made = resolved(formats_of_write({"value.format": "avro"}), types, None).value
     schema = fastavro.parse_schema(json.loads(made.column_format.schema))
     found = written(CALLS[call], rows, kafka_broker, new_topic(2), tmp_path, **{"value.format": "avro"})
     expected = {row.key: row.value and row.value.asDict(recursive=True) for row in rows.collect()}

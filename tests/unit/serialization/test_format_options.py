@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from spark_kafka_sink.common.errors import ConfigError, SchemaError
+from spark_kafka_sink.serialization import format_settings, subjects
 from spark_kafka_sink.serialization.format_options import (
     OPTIONS,
     Formats,
@@ -16,6 +17,7 @@ from spark_kafka_sink.serialization.format_options import (
 )
 from spark_kafka_sink.serialization.resolved_formats import resolved
 
+REGISTRY = {"schema.registry.url": "http://registry:8081"}
 STRUCT = pa.struct([("id", pa.int64()), ("name", pa.string())])
 
 
@@ -35,13 +37,21 @@ def test_each_column_has_its_own_settings() -> None:
     assert found.value is not None
     assert found.key is not None
     assert (found.value.name, found.value.nullable, found.value.json.ignore_null_fields) == ("avro", "null-first", True)
-    assert (found.key.name, found.key.nullable) == ("json", "null-last")
+    assert (found.key.name, found.key.nullable, found.registry) == ("json", "null-last", None)
 
 
 def test_options_of_json_are_those_of_to_json() -> None:
     found = parsed(value__format="json", value__json__ignoreNullFields="false", value__json__timeZone="Europe/Berlin")
     assert found.value is not None
     assert (found.value.json.ignore_null_fields, found.value.json.time_zone) == (False, "Europe/Berlin")
+
+
+def test_strategies_and_the_registry_are_parsed() -> None:
+    found = formats_of({"value.format": "avro", "value.subject.name.strategy": "topic-record", **REGISTRY})
+    assert found is not None
+    assert found.value is not None
+    assert found.registry is not None
+    assert (found.value.strategy, found.registry.url) == ("topic-record", ("http://registry:8081",))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +72,13 @@ def test_options_of_json_are_those_of_to_json() -> None:
         ),
         ({"value.format": "json", "value.json.ignorenullfields": "no"}, r"ignoreNullFields='no' must be true or false"),
         ({"value.format": "json", "value.json.dateformat": "dd"}, r"JSON is written as to_json writes it by default"),
+        (
+            {"value.format": "avro", "value.subject.name.strategy": "record"},
+            r"value\.subject\.name\.strategy has no effect without schema\.registry\.url",
+        ),
+        (REGISTRY, r"schema\.registry\.url has no effect without value\.format or key\.format"),
+        ({"value.format": "avro", "schema.id.location": "header"}, r"has no effect without schema\.registry\.url"),
+        ({"value.format": "json", **REGISTRY}, "json has no schema to register"),
     ],
 )
 def test_an_option_without_effect_is_refused(options: dict[str, object], text: str) -> None:
@@ -101,7 +118,7 @@ def test_a_write_refuses_other_options(options: Any, text: str) -> None:
 
 def test_formats_are_resolved_for_the_types_of_columns() -> None:
     types = {"value": STRUCT, "key": STRUCT}
-    found = resolved(parsed(value__format="avro", key__format="json"), types)
+    found = resolved(parsed(value__format="avro", key__format="json"), types, "orders")
     assert found.value is not None
     assert found.key is not None
     assert found.value.column_format.schema is not None
@@ -113,4 +130,13 @@ def test_formats_are_resolved_for_the_types_of_columns() -> None:
 def test_a_type_that_does_not_fit_its_schema_is_refused_with_its_path() -> None:
     schema = '{"type":"record","name":"r","fields":[{"name":"id","type":"string"},{"name":"name","type":"string"}]}'
     with pytest.raises(SchemaError, match=r"value\.id"):
-        resolved(parsed(value__format="avro", value__schema=schema), {"value": STRUCT})
+        resolved(parsed(value__format="avro", value__schema=schema), {"value": STRUCT}, "orders")
+
+
+def test_a_formats_repr_shows_no_secret() -> None:
+    options = {"value.format": "avro", **REGISTRY, "schema.registry.basic.auth.user.info": "anna:hunter2"}
+    assert "hunter2" not in repr(formats_of(options))
+
+
+def test_strategies_are_those_of_the_registry() -> None:
+    assert format_settings.STRATEGIES == subjects.STRATEGIES

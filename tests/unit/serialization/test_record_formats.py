@@ -19,7 +19,7 @@ NO_NULL = '{"type":"record","name":"r","fields":[{"name":"id","type":"long"},{"n
 
 
 def formats(types: Mapping[str, pa.DataType], **options: str) -> ResolvedFormats:
-    return resolved(formats_of_write({key.replace("_", "."): text for key, text in options.items()}), types)
+    return resolved(formats_of_write({key.replace("_", "."): text for key, text in options.items()}), types, "t")
 
 
 def test_both_columns_become_bytes_and_others_stay() -> None:

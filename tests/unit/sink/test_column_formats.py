@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 from pyspark.sql import types as spark_types
@@ -32,11 +33,15 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.sink.column_formats import arrow_type, with_column_formats
+from spark_kafka_sink.common.errors import KafkaError, SchemaError
+from spark_kafka_sink.serialization import format_options, resolved_formats
+from spark_kafka_sink.serialization.column_format import ColumnFormat
+from spark_kafka_sink.sink import column_formats
+from spark_kafka_sink.sink.column_formats import arrow_type, check_formats, with_column_formats
 from spark_kafka_sink.sink.options import SinkConfig
 
 ORDER = StructType([StructField("id", LongType(), nullable=False), StructField("name", StringType())])
+REGISTRY = {"schema.registry.url": "http://127.0.0.1:9"}
 
 EVERY = StructType(
     [
@@ -102,7 +107,7 @@ def test_without_formats_the_configuration_is_the_same() -> None:
     assert with_column_formats(own, frame(value=StringType())) is own
 
 
-def test_tasks_get_the_formats() -> None:
+def test_tasks_get_the_formats_and_no_registry() -> None:
     found = with_column_formats(config(value_format="avro", key_format="json"), frame(key=ORDER, value=ORDER))
     assert found.formats is None
     assert found.column_formats is not None
@@ -122,3 +127,49 @@ def test_tasks_get_the_formats() -> None:
 def test_a_schema_that_does_not_fit_is_refused(schema: StructType, text: str) -> None:
     with pytest.raises(SchemaError, match=text):
         with_column_formats(config(value_format="avro", key_format="json"), schema)
+
+
+def test_only_the_last_check_asks_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> ColumnFormat:
+        raise KafkaError("the registry was asked")
+
+    monkeypatch.setattr(resolved_formats, "registered", refuse)
+    with_registry = replace(
+        config(value_format="avro"), formats=format_options.formats_of({"value.format": "avro", **REGISTRY})
+    )
+    check_formats(with_registry, frame(value=ORDER))
+    with pytest.raises(KafkaError, match="the registry was asked"):
+        with_column_formats(with_registry, frame(value=ORDER))
+
+
+def test_the_batches_of_a_run_share_one_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def registered(column_format: ColumnFormat, *_: object) -> ColumnFormat:
+        asked.append(column_format)
+        return replace(column_format, prefix=bytes([len(asked)]))
+
+    monkeypatch.setattr(resolved_formats, "registered", registered)
+    monkeypatch.setattr(column_formats, "_of_streams", {})
+    given = replace(
+        config(value_format="avro"), formats=format_options.formats_of({"value.format": "avro", **REGISTRY})
+    )
+
+    def prefix(schema: StructType, stream: str | None) -> bytes:
+        found = with_column_formats(given, schema, stream=stream).column_formats
+        assert found is not None
+        assert found.value is not None
+        return found.value.column_format.prefix
+
+    first, other = frame(value=ORDER), frame(value=frame(a=LongType()))
+    assert [prefix(first, "run-1"), prefix(first, "run-1"), prefix(first, "run-2"), prefix(other, "run-2")] == [
+        b"\1",
+        b"\1",
+        b"\2",
+        b"\3",
+    ]
+    assert [prefix(first, None), prefix(first, None)] == [b"\4", b"\5"]
+    for number in range(100):
+        prefix(first, f"later-{number}")
+    assert len(column_formats._of_streams) == 64
+    assert prefix(first, "run-1") == bytes([len(asked)])

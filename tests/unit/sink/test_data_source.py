@@ -31,6 +31,8 @@ from spark_kafka_sink import KafkaSinkDataSource
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, RecordTooLargeError, SchemaError
 from spark_kafka_sink.producer.writes import Delivered
+from spark_kafka_sink.serialization import resolved_formats
+from spark_kafka_sink.serialization.column_format import ColumnFormat
 from spark_kafka_sink.sink import data_source, worker
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, KafkaStreamWriter, TaskWritten, report_of
 from spark_kafka_sink.sink.delivery import report_columns
@@ -349,6 +351,7 @@ def test_each_end_of_a_batch_is_shown(bare_logging: logging.Logger, end: Callabl
 STRUCT = schema(a=LongType())
 ARROW_STRUCT = pa.struct([("a", pa.int64())])
 AVRO = {"value.format": "avro"}
+REGISTRY = {"schema.registry.url": "http://127.0.0.1:9"}
 
 
 def test_a_struct_becomes_avro_in_the_task(producer: ScriptedProducer) -> None:
@@ -373,3 +376,22 @@ def test_a_type_without_a_format_is_refused_before_any_task(columns: dict[str, D
     for make in (source(**AVRO).writer, source(**AVRO).streamWriter):
         with pytest.raises(SchemaError, match=text):
             make(schema(**columns), False)
+
+
+def test_the_registry_is_asked_once_when_tasks_begin_and_not_at_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug to avoid: a writer that only commits must not fail because the registry cannot be reached."""
+    asked = []
+
+    def registered(column_format: ColumnFormat, *_: object) -> ColumnFormat:
+        asked.append(column_format.field)
+        return column_format
+
+    monkeypatch.setattr(resolved_formats, "registered", registered)
+    checkpoint = {"checkpointLocation": f"/tmp/{asked}"}
+    for number in range(3):
+        writer = source(**AVRO, **REGISTRY, **checkpoint).streamWriter(schema(value=STRUCT), False)
+        assert len(asked) == min(number, 1)
+        received = pickle.loads(pickle.dumps([writer, writer]))[0]
+        assert b"127.0.0.1:9/" not in pickle.dumps(received)
+        source(**AVRO, **REGISTRY, **checkpoint).streamWriter(schema(value=STRUCT), False).commit([], number)
+    assert asked == ["value"]

@@ -379,8 +379,8 @@ def test_a_schema_is_checked_at_construction(
         KafkaSink(options, schema=schema)
 
 
-def test_the_repr_shows_the_format() -> None:
-    options = {**OPTIONS, "value.format": "avro"}
+def test_the_repr_shows_the_format_and_no_address_of_the_registry() -> None:
+    options = {**OPTIONS, "value.format": "avro", "schema.registry.url": "http://anna:hunter2@registry:8081"}
     assert repr(KafkaSink(options)) == (
         "KafkaSink(topic='orders', value.format='avro', kafka.bootstrap.servers='h1:9092')"
     )
