@@ -12,7 +12,10 @@ from release.targets import OLDEST_MACOS, Target
 
 START: Final = "PyInit__kernel"
 """The function that Python calls to load the module."""
-_MEMORY: Final = {"memcpy", "memmove", "memset", "memcmp"}
+_MEMORY: Final = {"memcpy", "memmove", "memset", "memcmp", "bcmp"}
+"""clang makes `bcmp` of a `memcmp` whose result is only compared with 0. glibc and musl have had it since their first
+releases.
+"""
 FROM_LIBC: Final = {"linux": _MEMORY, "macos": {*_MEMORY, "__memcpy_chk", "dyld_stub_binder"}}
 """What the kernel takes from the C library of each system, with what the compiler and linker add for it.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import RefusalError, boolean, nearest, non_empty_text, one_of
-from spark_kafka_sink.serialization.column_format import AVRO, JSON, JsonOptions
+from spark_kafka_sink.serialization.column_format import AVRO, JSON, JSON_SCHEMA, JsonOptions
 from spark_kafka_sink.serialization.format_settings import NULL_FIRST, NULL_LAST, STRATEGIES, FormatSettings
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ LOCATION: Final = "schema.id.location"
 _OF_FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
     AVRO: ("schema", "avro.nullable", "subject.name.strategy"),
     JSON: ("json.ignoreNullFields", "json.timeZone"),
+    JSON_SCHEMA: ("schema", "subject.name.strategy", "json.ignoreNullFields", "json.timeZone"),
 }
 """Format → its options, after `value.` or `key.`."""
 _WITH_SCHEMA: Final = tuple(name for name, own in _OF_FORMATS.items() if "schema" in own)

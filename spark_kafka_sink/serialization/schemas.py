@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.serialization.avro_schema import parse_schema, schema_text
+from spark_kafka_sink.serialization.avro_schema import schema_text
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.column_format import AVRO, JSON, JSON_SCHEMA, ColumnFormat
 from spark_kafka_sink.serialization.format_settings import FormatSettings
@@ -28,20 +28,6 @@ def column_format(settings: FormatSettings, data_type: pa.DataType) -> ColumnFor
     made = ColumnFormat(settings.field, settings.name, schema, settings.message, json=settings.json)
     ColumnEncoder(made, data_type)  # raises its errors on the driver
     return made
-
-
-def record_name(column_format: ColumnFormat) -> str:
-    """Return the name that the subject strategies `record` and `topic-record` use.
-
-    Avro: the full name of the record, or the name of the primitive. Raises ConfigError for a format without names.
-    """
-    if column_format.name != AVRO or column_format.schema is None:
-        raise ConfigError(
-            f"{column_format.field}.subject.name.strategy must be topic: a schema of the format {column_format.name}"
-            " has no record name."
-        )
-    schema = parse_schema(column_format.schema)
-    return schema.name or schema.kind
 
 
 def _checked(settings: FormatSettings) -> str:

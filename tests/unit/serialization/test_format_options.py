@@ -46,6 +46,15 @@ def test_options_of_json_are_those_of_to_json() -> None:
     assert (found.value.json.ignore_null_fields, found.value.json.time_zone) == (False, "Europe/Berlin")
 
 
+def test_json_schema_takes_the_options_of_json_and_a_schema() -> None:
+    found = parsed(
+        value__format="json-schema", value__schema='{"type": "object"}', value__json__ignoreNullFields="false"
+    )
+    assert found.value is not None
+    assert (found.value.name, found.value.schema) == ("json-schema", '{"type": "object"}')
+    assert not found.value.json.ignore_null_fields
+
+
 def test_strategies_and_the_registry_are_parsed() -> None:
     found = formats_of({"value.format": "avro", "value.subject.name.strategy": "topic-record", **REGISTRY})
     assert found is not None
@@ -62,7 +71,7 @@ def test_strategies_and_the_registry_are_parsed() -> None:
             {"key.avro.nullable": "null-first", "value.format": "avro"},
             r"key\.avro\.nullable has no effect without key\.",
         ),
-        ({"value.format": "xml"}, r"value\.format='xml' must be one of avro, json"),
+        ({"value.format": "xml"}, r"value\.format='xml' must be one of avro, json, json-schema"),
         ({"value.format": "json", "value.schema": "{}"}, r"value\.schema has no effect with value\.format=json"),
         ({"value.format": "avro", "value.json.timezone": "UTC"}, r"value\.json\.timeZone has no effect with"),
         ({"value.format": "avro", "value.avro.nullable": "first"}, r"must be one of null-last, null-first"),

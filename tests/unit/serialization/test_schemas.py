@@ -10,7 +10,7 @@ import pytest
 from spark_kafka_sink.common.errors import ConfigError, SchemaError
 from spark_kafka_sink.serialization.column_format import ColumnFormat, JsonOptions
 from spark_kafka_sink.serialization.format_settings import FormatSettings
-from spark_kafka_sink.serialization.schemas import column_format, record_name
+from spark_kafka_sink.serialization.schemas import column_format
 
 TYPE = pa.struct([("a", pa.int32())])
 GIVEN = '{"type":"record","name":"R","namespace":"n","fields":[{"name":"a","type":["null","int"]}]}'
@@ -46,13 +46,3 @@ def test_type_that_does_not_fit_is_refused() -> None:
 def test_unknown_format_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"value\.format must be one of .*, not 'xml'"):
         column_format(FormatSettings("value", "xml"), TYPE)
-
-
-@pytest.mark.parametrize(("schema", "name"), [(GIVEN, "n.R"), ('"string"', "string"), ('{"type":"bytes"}', "bytes")])
-def test_record_name_is_the_full_name(schema: str, name: str) -> None:
-    assert record_name(ColumnFormat("value", "avro", schema)) == name
-
-
-def test_json_has_no_record_name() -> None:
-    with pytest.raises(ConfigError, match=r"value\.subject\.name\.strategy must be topic"):
-        record_name(ColumnFormat("value", "json", None))
