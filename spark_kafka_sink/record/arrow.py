@@ -155,7 +155,7 @@ def value_size(array: pa.Array) -> int:
     if pat.is_dictionary(data_type):
         lengths = pc.binary_length(as_binary(array.dictionary, "dictionary"))
         return int(pc.sum(lengths.take(array.indices)).as_py() or 0)
-    if pat.is_string_view(data_type) or pat.is_binary_view(data_type):
+    if _is_view(data_type):
         return _size_of_views(array)
     if pat.is_fixed_size_binary(data_type):
         return len(array) * int(data_type.byte_width)

@@ -51,9 +51,15 @@ class _Rule(NamedTuple):
     advice: str
 
 
+_KINDS_OF_TEXT: Final = (pat.is_string, pat.is_large_string) + (
+    (pat.is_string_view,) if hasattr(pa, "string_view") else ()
+)
+"""Views of text came with pyarrow 16."""
+
+
 def _is_text(data_type: pa.DataType) -> bool:
     plain = data_type.value_type if pat.is_dictionary(data_type) else data_type
-    return any(accepts(plain) for accepts in (pat.is_string, pat.is_large_string, pat.is_string_view))
+    return any(accepts(plain) for accepts in _KINDS_OF_TEXT)
 
 
 def _is_moment(data_type: pa.DataType) -> bool:
@@ -76,6 +82,11 @@ _GIVE_ZONE: Final = (
     " compute.assume_timezone, DuckDB: AT TIME ZONE)"
 )
 _EARLY_ADVICE: Final = " If the date is right, give a timestamp with a time zone instead of a number."
+_ADVICE_BEFORE_VIEWS: Final = (
+    ""
+    if hasattr(pa, "string_view")
+    else f" Tables with views of text, as those of Polars, need pyarrow 16, and this is {pa.__version__}."
+)
 _MOST_NAMES: Final = 20
 _INT32: Final = range(-(2**31), 2**31)
 
@@ -255,14 +266,14 @@ def _reader_of(data: object) -> Any:
         return data  # through its own stream in C, an error or Ctrl-C of a Python generator would lose its class
     try:
         if hasattr(data, "__arrow_c_stream__"):
-            return pa.RecordBatchReader.from_stream(data)
+            return _imported_stream(data)
         if hasattr(data, "__arrow_c_array__"):
-            batch = pa.record_batch(data)
+            batch = _imported_batch(data)
             return pa.RecordBatchReader.from_batches(batch.schema, [batch])
     except pa.ArrowException as error:
         raise SchemaError(
             f"The data is a {_type_name(data)}, and cannot be read as an Arrow table: {error}. Give a table, in which"
-            " each column has a name and one type."
+            f" each column has a name and one type.{_ADVICE_BEFORE_VIEWS}"
         ) from error
     advice = (
         "call its method collect() first" if hasattr(data, "collect") else "make one, by pyarrow.table(…) for example"
@@ -271,6 +282,18 @@ def _reader_of(data: object) -> Any:
         f"The data is a {_type_name(data)}; give a table that has the Arrow PyCapsule interface (__arrow_c_stream__),"
         f" as those of pyarrow, Polars, DuckDB and pandas 2.2 have: {advice}."
     )
+
+
+def _imported_stream(data: Any) -> Any:
+    if hasattr(pa.RecordBatchReader, "from_stream"):
+        return pa.RecordBatchReader.from_stream(data)
+    return pa.RecordBatchReader._import_from_c_capsule(data.__arrow_c_stream__())  # pyarrow 14 has only this
+
+
+def _imported_batch(data: Any) -> pa.RecordBatch:
+    if hasattr(pa.RecordBatchReader, "from_stream"):
+        return pa.record_batch(data)
+    return pa.RecordBatch._import_from_c_capsule(*data.__arrow_c_array__())
 
 
 def _type_name(data: object) -> str:
