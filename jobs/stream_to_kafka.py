@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import pyspark
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name in PySpark programs
 from pyspark.sql.types import StructType
@@ -284,12 +284,21 @@ def start(records: DataFrame, sink: KafkaSink, settings: Settings) -> StreamingQ
     else:
         writer = writer.trigger(processingTime=trigger)
     if interface == "format":
-        # registered, it runs in the same Python as the tasks, also where the package comes as a zip
-        records.sparkSession.dataSource.register(writing_format())
+        register(records.sparkSession, writing_format())
         return writer.format("kafka_sink").options(**settings.sink_options()).start()
     if interface == "foreach":
         return writer.foreach(sink).start()
     return writer.foreachBatch(write_batch).start()
+
+
+def register(session: SparkSession, source: type) -> None:
+    """Register the format, so that it runs in the same Python as the tasks, also where the package comes as a zip."""
+    try:
+        session.dataSource.register(source)
+    except AnalysisException as error:
+        # Spark 4.0 refuses the name of a format that it has found by itself, in an installed package
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
 
 
 def writing_format() -> type:

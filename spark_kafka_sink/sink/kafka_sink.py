@@ -7,6 +7,10 @@ pooled producer. Delivery is at least once by default: Spark runs a failed task 
 
 from __future__ import annotations
 
+import spark_kafka_sink.sink.pyspark_versions  # noqa: F401 - raises if PySpark is missing or too old
+
+# isort: split
+
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final

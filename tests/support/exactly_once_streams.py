@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 from confluent_kafka import Message
 from support.librdkafka import read_topic, text_of
-from support.pyspark_capabilities import FORMAT
+from support.pyspark_capabilities import SAME_NAME
 
 from spark_kafka_sink.admin.transaction_values import TransactionState
 from spark_kafka_sink.common.config import ProducerConfig
@@ -101,7 +101,8 @@ class Stream(NamedTuple):
         stream = keys_in_order(read.repartition(partitions, "key") if partitions else read, order).writeStream
         if self.form == "format":
             register_format(spark, self.data_source)
-            stream = stream.format("kafka_sink").options(**self.options)
+            name = "kafka_sink" if self.data_source is None else self.data_source.name()
+            stream = stream.format(name).options(**self.options)
         else:
             write: Any = self.sink(self.options).write_batch
             stream = stream.foreachBatch(write)
@@ -144,11 +145,15 @@ class Stream(NamedTuple):
 
 
 def register_format(spark: SparkSession, source: type[DataSource] | None = None) -> None:
-    """Register `KafkaSinkDataSource`, or `source`. Nothing happens on PySpark 3.5, which has no data sources."""
-    if FORMAT.is_there:
+    """Register `source`, or `KafkaSinkDataSource`. That one needs no registration, and PySpark 4.0 refuses its name,
+    because it has found the format by itself. PySpark 3.5 has no data sources.
+    """
+    if source is not None:
+        spark.dataSource.register(source)
+    elif SAME_NAME.is_there:
         from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
 
-        spark.dataSource.register(source or KafkaSinkDataSource)
+        spark.dataSource.register(KafkaSinkDataSource)
 
 
 def keys_in_order(rows: DataFrame, order: str) -> DataFrame:

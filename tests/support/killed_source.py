@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 class KilledSource(KafkaSinkDataSource):
-    """`format("kafka_sink")` with a `KilledDriver` and tasks that stop."""
+    """`format("kafka_sink")` with a `KilledDriver` and tasks that stop. It has another name, because Spark 4.0 refuses
+    to register one that it has found by itself.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "killed_kafka_sink"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KafkaStreamWriter:  # noqa: N802 - Spark's
         made = super().streamWriter(schema, overwrite)

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from spark_kafka_sink import KafkaSink
@@ -59,7 +60,11 @@ def run(writer: Any) -> None:
 def register(spark: SparkSession) -> None:
     from spark_kafka_sink import KafkaSinkDataSource  # PySpark 3.5 has none
 
-    spark.dataSource.register(KafkaSinkDataSource)
+    try:
+        spark.dataSource.register(KafkaSinkDataSource)
+    except AnalysisException as error:
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):  # Spark 4.0 has found it by itself
+            raise
 
 
 def interfaces(spark: SparkSession, frame: DataFrame, options: dict[str, str]) -> dict[str, Callable[[], object]]:

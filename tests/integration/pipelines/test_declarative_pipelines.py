@@ -92,7 +92,11 @@ def kill_between_decision_and_commit(pipeline: Pipeline, folder: Path) -> str:
     Spark finds another module of the name `pyspark_kafka_sink` first, which has the source that kills.
     """
     folder.mkdir()
-    (folder / "pyspark_kafka_sink.py").write_text("from support.killed_source import KilledSource as DefaultSource\n")
+    (folder / "pyspark_kafka_sink.py").write_text(
+        "from support.killed_source import KilledSource\n"
+        "class DefaultSource(KilledSource):\n"
+        "    name = classmethod(lambda cls: 'kafka_sink')\n"
+    )
     path = ":".join(map(str, (folder, ROOT, ROOT / "tests")))
     code, said = pipeline.finish(PYTHONPATH=path, **{DIES_AT: "commit 0"})
     assert code == -signal.SIGKILL, said

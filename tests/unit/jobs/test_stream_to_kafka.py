@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 
 from jobs import stream_to_kafka
 from jobs.stream_to_kafka import (
@@ -112,6 +112,20 @@ def test_pyspark_with_data_sources_that_write_has_the_format(monkeypatch: pytest
     assert stream_to_kafka.data_source() is None
     with pytest.raises(UsageError, match=r"interface=format needs data sources that can write, and PySpark \d"):
         stream_to_kafka.writing_format()
+
+
+def session_that_refuses(text: str) -> Any:
+    def refuse(_: type) -> None:
+        raise AnalysisException(text)
+
+    return SimpleNamespace(dataSource=SimpleNamespace(register=refuse))
+
+
+def test_format_that_spark_4_0_has_found_by_itself_is_not_registered_again() -> None:
+    session = session_that_refuses("[DATA_SOURCE_ALREADY_EXISTS] Data source 'kafka_sink' already exists.")
+    stream_to_kafka.register(session, KafkaSinkDataSource)
+    with pytest.raises(AnalysisException, match="another reason"):
+        stream_to_kafka.register(session_that_refuses("another reason"), KafkaSinkDataSource)
 
 
 def test_every_option_of_a_stream_can_be_set() -> None:

@@ -15,7 +15,7 @@ from support.killed_spark import KilledDriver, KilledSink
 def overriding() -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
     stand_ins = (KilledDriver, KilledSink, KilledSource, KilledWriter)
     return [
-        (method, getattr(stand_in.__base__, name))
+        (getattr(stand_in, name), getattr(stand_in.__base__, name))
         for stand_in in stand_ins
         for name, method in vars(stand_in).items()
         if inspect.isroutine(method)
