@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -208,9 +208,9 @@ def test_batch_size_follows_sizes_of_last_write(
     known: list[LastWrite | None] = []
 
     @contextmanager
-    def limits(frame: DataFrame, last: LastWrite | None) -> Iterator[DataFrame]:
+    def limits(frame: DataFrame, last: LastWrite | None, formatted: Collection[str]) -> Iterator[DataFrame]:
         known.append(last)
-        with batch_limits(frame, last) as given:
+        with batch_limits(frame, last, formatted) as given:
             yield given
 
     monkeypatch.setattr(kafka_sink_module, "batch_limits", limits)
