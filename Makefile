@@ -80,7 +80,8 @@ integration-jobs: $(SETUP)
 # Run the tests that take minutes (beside Spark's own sink, on clusters, with kills and restarts), and the scripts of benchmarks/.
 integration-slow: $(SETUP)
 	$(BIN)/python -m pytest tests/unit -q -m slow
-	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink tests/integration/jobs -q -m slow
+	$(BIN)/python -m pytest tests/integration/local tests/integration/producer tests/integration/sink tests/integration/jobs \
+	    tests/integration/test_readme_examples.py -q -m slow
 	$(BIN)/python -m pytest tests/integration/benchmarks -q
 	$(BIN)/python -m pytest tests/integration/parity -q
 	$(BIN)/python -m pytest tests/integration/registry -q

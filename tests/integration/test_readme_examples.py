@@ -140,6 +140,12 @@ def test_examples_of_the_serialization_page_write_their_rows(kafka_broker: Admin
     assert names["envelope_report"].records == names["events_report"].records == 5
 
 
+@pytest.mark.slow  # fetches 160 MB the first time
+def test_embedded_registry_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("with SchemaRegistry", None, tmp_path)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/apis/ccompat/v7\n", capsys.readouterr().out)
+
+
 def test_every_example_has_a_test() -> None:
     source = Path(__file__).read_text()
     markers = re.findall(r'run\("(.*?)"', source)
