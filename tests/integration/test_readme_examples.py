@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 NewTopic = Callable[..., None]
+reads_polars = pytest.mark.skipif(
+    not hasattr(pa, "string_view"), reason="pyarrow before 16 cannot read tables of Polars"
+)
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "docs/producer.md", "docs/monitoring.md", "docs/embedded-broker.md"]
 EXAMPLES = [
@@ -101,7 +104,7 @@ def test_producer_example_runs_without_spark(
     assert "offset=0" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not hasattr(pa, "string_view"), reason="pyarrow before 16 cannot read tables of Polars")
+@reads_polars
 def test_table_example_writes_its_rows(
     kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +121,7 @@ def test_embedded_broker_example_runs(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.usefixtures("spark")
+@reads_polars
 def test_examples_of_the_serialization_page_write_their_rows(kafka_broker: Admin, example_topic: NewTopic) -> None:
     """They are one program: each uses the variables of those before it."""
     for topic in ("trips", "orders.changes", "orders.events"):
