@@ -474,6 +474,9 @@ def open_session(work: Assignment) -> SparkSession:
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Spark's workers import the functions of flights.py from here
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     builder = SparkSession.builder.master(f"local[{work.cores}]").appName("benchmark")
     settings = {"ui.enabled": "false", "ui.showConsoleProgress": "false", "log.level": "ERROR"}
     if work.jars:

@@ -67,7 +67,7 @@ def test_contenders_write_each_row_once_and_figures_are_saved(
         [*TINY, "--contenders", "jvm,write", "--json", str(tmp_path / "figures.json"), "--option", "linger.ms=7"]
     )
     admin = ReadingAdmin(kafka_broker.bootstrap_servers)
-    benchmark.save(benchmark.measure(admin, settings), settings)
+    benchmark.save(benchmark.measure(admin, settings, tmp_path), settings)
 
     rows = rows_of_the_cell(RECORDS)
     assert [name.split("-")[4] for name in admin.read] == [
@@ -119,16 +119,42 @@ def rows_of_the_cell(count: int) -> list[tuple[bytes, bytes]]:
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("format_", ["avro", "json"])
+def test_contenders_of_structs_write_what_sparks_functions_make(
+    benchmark: ModuleType, kafka_broker: Admin, tmp_path: Path, format_: str
+) -> None:
+    admin = ReadingAdmin(kafka_broker.bootstrap_servers)
+    names = ["jvm", "write_struct", "format_struct", "confluent_serializer"]
+    cell = f"flights-{format_}-lz4-4"
+    settings = benchmark.parse_arguments([*TINY, "--cells", cell, "--contenders", ",".join(names)])
+    assert benchmark.measure(admin, settings, tmp_path)["failures"] == []
+
+    values = {name.split("-")[4]: sorted_values(records) for name, records in admin.read.items()}
+    assert list(values) == names
+    jvm, others = values["jvm"], values["confluent_serializer"]
+    assert len(jvm) == 2 * RECORDS
+    assert values["write_struct"] == values["format_struct"] == jvm
+    # the first file of eight, with the registry's prefix or with other white space
+    read = json.loads if format_ == "json" else lambda value: value.removeprefix(b"\0\0\0\0\1")
+    assert len(others) == 2 * RECORDS // 8
+    assert {repr(read(value)) for value in others} <= {repr(read(value)) for value in jvm}
+
+
+def sorted_values(records: pa.Table) -> list[bytes]:
+    return sorted(value for value in records["value"].to_pylist() if value != b"first")
+
+
 TABLES = "table_write,table_produce_batch,table_produce_batch_errors_only"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("contenders", [TABLES, "confluent_batch,confluent_batch_errors_only"])
 def test_contenders_of_arrow_batches_write_each_row_once(
-    benchmark: ModuleType, kafka_broker: Admin, contenders: str
+    benchmark: ModuleType, kafka_broker: Admin, tmp_path: Path, contenders: str
 ) -> None:
     admin = ReadingAdmin(kafka_broker.bootstrap_servers)
-    results = benchmark.measure(admin, benchmark.parse_arguments([*TINY, "--contenders", contenders]))
+    results = benchmark.measure(admin, benchmark.parse_arguments([*TINY, "--contenders", contenders]), tmp_path)
     assert results["failures"] == []
     names = contenders.split(",")
     assert [name.split("-")[4] for name in admin.read] == [names[0], *names]  # the first one warms up the broker
@@ -158,7 +184,7 @@ def test_tls_contenders_are_compared_with_plaintext(
 
     monkeypatch.setattr(benchmark, "run_process", spy)
     chosen = ["--contenders", "write,jvm,confluent", "--security", "SSL,PLAINTEXT"]
-    results = benchmark.measure(kafka, benchmark.parse_arguments([*TINY, *chosen]), security.truststore)
+    results = benchmark.measure(kafka, benchmark.parse_arguments([*TINY, *chosen]), tmp_path, security.truststore)
 
     assert results["failures"] == []
     pair = (kafka.secured_servers("SSL"), kafka.bootstrap_servers)
@@ -229,7 +255,7 @@ def test_failed_contender_is_reported_and_left_out(
     worker.write_text(script)
     monkeypatch.setattr(benchmark, "WORKER", worker)
     settings = benchmark.parse_arguments([*TINY, "--contenders", "write", "--timeout", "2"])
-    results = benchmark.measure(kafka_broker, settings)
+    results = benchmark.measure(kafka_broker, settings, tmp_path)
     (failure,) = results["failures"]
     assert failure.startswith(f"write in {CELL}")
     assert complaint in failure
@@ -245,6 +271,7 @@ def test_broker_is_warmed_up_before_each_cell(
     benchmark: ModuleType,
     kafka_broker: Admin,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     compiling_s: tuple[float, ...],
     processes: list[int],
 ) -> None:
@@ -257,13 +284,15 @@ def test_broker_is_warmed_up_before_each_cell(
     monkeypatch.setattr(benchmark, "run_process", run_process)
     cells = [CELL, "keyed-none-4-100"]
     settings = benchmark.parse_arguments([*TINY, "--contenders", "write", "--cells", ",".join(cells)])
-    results = benchmark.measure(kafka_broker, settings, compiled_s=lambda: {1: sum(compiling_s[: len(started)])})
+    results = benchmark.measure(
+        kafka_broker, settings, tmp_path, compiled_s=lambda: {1: sum(compiling_s[: len(started)])}
+    )
     assert [started.count(cell) for cell in cells] == processes  # the last one of each is the timed run
     assert len(results["failures"]) == 2
 
 
 def test_failed_topic_deletion_fails_only_its_process(
-    benchmark: ModuleType, kafka_broker: Admin, monkeypatch: pytest.MonkeyPatch
+    benchmark: ModuleType, kafka_broker: Admin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Bug: the job ended, and lost the figures of an hour."""
 
@@ -276,13 +305,13 @@ def test_failed_topic_deletion_fails_only_its_process(
     reported = [{"seconds": 1.0, "cpu_s": 1.0}, {"worker_peak_bytes": 0, "warm_ups": 1}]
     monkeypatch.setattr(benchmark, "run_process", lambda *_: reported)
     settings = benchmark.parse_arguments([*TINY, "--contenders", "hand_over,noop_source"])
-    results = benchmark.measure(StubbornAdmin(kafka_broker.bootstrap_servers), settings)
+    results = benchmark.measure(StubbornAdmin(kafka_broker.bootstrap_servers), settings, tmp_path)
     assert results["failures"] == [f"hand_over in {CELL}, its topic: it is still shown after 30 s"]
     assert [rate["contender"] for rate in results["rates"]] == ["noop_source"]
 
 
 def test_broker_is_warmed_up_by_a_contender_that_writes(
-    benchmark: ModuleType, kafka_broker: Admin, monkeypatch: pytest.MonkeyPatch
+    benchmark: ModuleType, kafka_broker: Admin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Bug: the first contender warmed up the broker, even hand_over, which does not write. The next one had a cold
     broker.
@@ -294,7 +323,8 @@ def test_broker_is_warmed_up_by_a_contender_that_writes(
         raise benchmark.MeasurementError("nothing was written")
 
     monkeypatch.setattr(benchmark, "run_process", run_process)
-    benchmark.measure(kafka_broker, benchmark.parse_arguments([*TINY, "--contenders", "hand_over,write"]))
+    settings = benchmark.parse_arguments([*TINY, "--contenders", "hand_over,write"])
+    benchmark.measure(kafka_broker, settings, tmp_path)
     assert started == ["write", "hand_over", "write"]
 
 
