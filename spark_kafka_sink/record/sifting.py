@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -96,6 +97,8 @@ class Unwritable(NamedTuple):
     row: int
     error: type[KafkaError]
     reason: str
+    texts: Mapping[str, bytes] = MappingProxyType({})
+    """JSON text in place of cells that have no bytes in their format: `value`, `key`."""
 
 
 class RowContent(NamedTuple):
@@ -111,6 +114,8 @@ class RowContent(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: list[Header]
+    as_json: tuple[str, ...] = ()
+    """Which of `value` and `key` are JSON text, because they have no bytes in their format."""
 
 
 def unwritable_rows(
@@ -168,9 +173,10 @@ def contents(columns: Columns, rows: Sequence[Unwritable], rules: SiftRules) -> 
                 partitions[index],
                 stamp,
                 times is None or not times.is_faulty[index],
-                binary[KEY][index] if KEY in binary else None,
-                binary[VALUE][index],
+                fault.texts.get(KEY, binary[KEY][index] if KEY in binary else None),
+                fault.texts.get(VALUE, binary[VALUE][index]),
                 [_header(each) for each in headers[index] or ()],
+                tuple(fault.texts),
             )
         )
     return found

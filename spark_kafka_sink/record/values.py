@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from spark_kafka_sink.common.errors import SerializationError
+from spark_kafka_sink.common.errors import SchemaError, SerializationError
 from spark_kafka_sink.record.arrow import binary_array, int_array
 from spark_kafka_sink.record.headers import field_names
 
@@ -35,13 +35,32 @@ _NONE: Final = type(None)
 def array_of(cells: Cells, data_type: pa.DataType, path: str, numbers: Numbers) -> pa.Array:
     """Return `cells` as an array of `data_type`, None as null. `numbers`: of the rows, for errors.
 
-    Raises SerializationError for a value of another type or outside the type's range, with its path, such as
-    `value.address.zip`, and its row.
+    Raises SchemaError for a value of another Python type, and SerializationError for one outside the type's range, with
+    the path, such as `value.address.zip`, and the row.
     """
     make = _MAKERS.get(data_type) or next((make for fits, make in _FAMILIES if fits(data_type)), None)
     if make is None:
-        raise SerializationError(f"{path} has the Arrow type {data_type}, and Python values do not become such a type.")
+        raise SchemaError(f"{path} has the Arrow type {data_type}, and Python values do not become such a type.")
     return make(cells, data_type, path, numbers)
+
+
+def array_of_fitting(
+    cells: Cells, data_type: pa.DataType, path: str, numbers: Numbers
+) -> tuple[pa.Array, Mapping[int, str]]:
+    """Return `cells` as `array_of` does, with null in place of each one outside the type's range, and the reasons of
+    these by their places. Raises SchemaError for a value of another Python type.
+    """
+    try:
+        return array_of(cells, data_type, path, numbers), {}
+    except SerializationError:
+        reasons: dict[int, str] = {}
+        for place, (cell, number) in enumerate(zip(cells, numbers, strict=True)):
+            try:
+                array_of([cell], data_type, path, [number])
+            except SerializationError as refusal:
+                reasons[place] = str(refusal)
+        fitting = [None if place in reasons else cell for place, cell in enumerate(cells)]
+        return array_of(fitting, data_type, path, numbers), reasons
 
 
 def datetime_ms(moment: datetime.datetime) -> int:
@@ -81,23 +100,23 @@ def _fields(cell: Any, names: list[str], path: str, number: int) -> Sequence[Any
         unknown = [name for name in cell if name not in names]
         if not unknown:
             return [cell.get(name) for name in names]
-        _refuse(path, number, f"has the field {unknown[0]!r:.100}, which its type does not have")
+        _refuse_type(path, number, f"has the field {unknown[0]!r:.100}, which its type does not have")
     if not isinstance(cell, tuple):
-        _refuse(path, number, f"is a {type(cell).__name__}; give a Row, a named tuple, a tuple or a dict")
+        _refuse_type(path, number, f"is a {type(cell).__name__}; give a Row, a named tuple, a tuple or a dict")
     if len(cell) != len(names):
-        _refuse(path, number, f"has {len(cell)} values for {len(names)} fields: {', '.join(names)}")
+        _refuse_type(path, number, f"has {len(cell)} values for {len(names)} fields: {', '.join(names)}")
     if own is None or list(own) == names:
         return cell
     by_name = dict(zip(own, cell, strict=False))
     if by_name.keys() != set(names):
-        _refuse(path, number, f"has the fields {', '.join(map(str, own))}; its type has {', '.join(names)}")
+        _refuse_type(path, number, f"has the fields {', '.join(map(str, own))}; its type has {', '.join(names)}")
     return [by_name[name] for name in names]
 
 
 def _lists(cells: Cells, data_type: pa.DataType, path: str, numbers: Numbers) -> pa.Array:
     for cell, number in zip(cells, numbers, strict=True):
         if type(cell) not in (list, tuple, _NONE):
-            _refuse(path, number, f"is a {type(cell).__name__}; give a list")
+            _refuse_type(path, number, f"is a {type(cell).__name__}; give a list")
     items = [item for cell in cells if cell for item in cell]
     elements = array_of(items, data_type.value_type, f"{path}.element", _of_items(cells, numbers))
     return pa.Array.from_buffers(data_type, len(cells), [_validity(cells), _offsets(cells)], children=[elements])
@@ -106,7 +125,7 @@ def _lists(cells: Cells, data_type: pa.DataType, path: str, numbers: Numbers) ->
 def _maps(cells: Cells, data_type: pa.DataType, path: str, numbers: Numbers) -> pa.Array:
     for cell, number in zip(cells, numbers, strict=True):
         if not isinstance(cell, (Mapping, _NONE)):
-            _refuse(path, number, f"is a {type(cell).__name__}; give a dict")
+            _refuse_type(path, number, f"is a {type(cell).__name__}; give a dict")
     of_items = _of_items(cells, numbers)
     keys = array_of([key for cell in cells if cell for key in cell], data_type.key_type, f"{path}.key", of_items)
     values = [value for cell in cells if cell for value in cell.values()]
@@ -204,7 +223,7 @@ def _naive_us(moment: datetime.datetime) -> int:
 def _naive_moments(cells: Cells, data_type: pa.DataType, path: str, numbers: Numbers) -> pa.Array:
     for cell, number in zip(cells, numbers, strict=True):
         if getattr(cell, "tzinfo", None) is not None:
-            _refuse(path, number, "is a datetime with a time zone; its type has none")
+            _refuse_type(path, number, "is a datetime with a time zone; its type has none")
     return _counted(datetime.datetime, "a datetime", _naive_us)(cells, data_type, path, numbers)
 
 
@@ -244,17 +263,21 @@ _FAMILIES: Final[Sequence[tuple[Callable[[pa.DataType], bool], _Make]]] = (
 
 
 def _check_types(cells: Cells, kinds: tuple[type, ...], wanted: str, path: str, numbers: Numbers) -> None:
-    """Raise SerializationError for the first cell that is neither None nor of one of `kinds`. A subclass does not
+    """Raise SchemaError for the first cell that is neither None nor of one of `kinds`. A subclass does not
     count: a datetime is no date, and a bool no int.
     """
     allowed = {*kinds, _NONE}
     if not set(map(type, cells)) <= allowed:
         at = next(at for at, cell in enumerate(cells) if type(cell) not in allowed)
-        _refuse(path, numbers[at], f"is a {type(cells[at]).__name__}; give {wanted}")
+        _refuse_type(path, numbers[at], f"is a {type(cells[at]).__name__}; give {wanted}")
 
 
 def _refuse(path: str, number: int, what: str) -> NoReturn:
     raise SerializationError(f"{path} of row {number} {what}.")
+
+
+def _refuse_type(path: str, number: int, what: str) -> NoReturn:
+    raise SchemaError(f"{path} of row {number} {what}.")
 
 
 def _validity(cells: Cells) -> pa.Buffer | None:

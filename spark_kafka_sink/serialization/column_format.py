@@ -34,6 +34,8 @@ class JsonOptions:
     """`timestampNTZFormat`, likewise."""
     date_format: str | None = None
     """`dateFormat`, likewise."""
+    takes_any_type: bool = False
+    """Whether the column may be of any type that a field may have. to_json takes a struct, a map or an array."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def json_plan(options: JsonOptions, data_type: pa.DataType, path: str) -> Node:
     """
     check_json_options(options)
     plain = plain_type(data_type)
-    if not (pat.is_struct(plain) or pat.is_map(plain) or _is_list(plain)):
+    if not (options.takes_any_type or pat.is_struct(plain) or pat.is_map(plain) or _is_list(plain)):
         raise SchemaError(
             f"{path}: the format json takes a struct, a map or an array, as to_json does, not the Arrow type"
             f" {data_type}. Put it into a struct, or leave the format out."

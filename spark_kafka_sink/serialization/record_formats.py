@@ -9,22 +9,25 @@ must not send them. One thread uses a `RecordFormats`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from spark_kafka_sink.common.errors import SerializationError
+from spark_kafka_sink.common.errors import SchemaError, SerializationError
 from spark_kafka_sink.record.headers import with_header
+from spark_kafka_sink.record.sifting import Unwritable
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.column_format import BadRow, ColumnFormat
+from spark_kafka_sink.serialization.column_format import JSON, BadRow, ColumnFormat, JsonOptions
 
 MOST_BYTES: Final = 16 << 20
 """The most bytes of a column in one part, unless one row alone has more."""
 HEADERS: Final = "headers"
 _MOST_NAMED: Final = 3
 """The most bad rows that an error names."""
+_NEAR: Final = 50
+"""Rows between two that are encoded with them: these cost less than another call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class FormattedRecords(NamedTuple):
     """The number of the first record in the columns that were given."""
     bad_rows: tuple[BadRow, ...]
     """Rows that do not fit, in their order, counted in the columns that were given."""
+    source: Mapping[str, pa.Array]
+    """The same records as they were given."""
 
     def check(self, first_row: int = 0) -> None:
         """Raise SerializationError if there are rows that do not fit. `first_row`: the number of the first row of the
@@ -77,6 +82,7 @@ class RecordFormats:
         self._formats = tuple(formats.columns())
         self._most_bytes = most_bytes
         self._encoders: dict[tuple[str, pa.DataType], ColumnEncoder] = {}
+        self._text_encoders: dict[tuple[str, pa.DataType], ColumnEncoder | None] = {}
 
     def parts(self, columns: Mapping[str, pa.Array]) -> Iterator[FormattedRecords]:
         """Yield the records of `columns`, which have one length, in their order, in parts of at most `most_bytes` a
@@ -91,8 +97,60 @@ class RecordFormats:
             count = min(map(len, encoded.values()), default=rows - first)
             part = {name: encoded.get(name, column).slice(0, count) for name, column in rest.items()}
             self._add_headers(part)
-            yield FormattedRecords(part, first, _counted(bad_rows, first, count))
+            source = {name: column.slice(0, count) for name, column in rest.items()}
+            yield FormattedRecords(part, first, _counted(bad_rows, first, count), source)
             first += count
+
+    def unwritable(self, part: FormattedRecords) -> list[Unwritable]:
+        """Return the rows of a part that do not fit, in their order and counted in the part, each with a reason. Cells
+        that do not fit are there as JSON text, with their nulls, if JSON can hold them.
+        """
+        if not part.bad_rows:
+            return []
+        reasons: dict[int, str] = {}
+        fields: dict[str, list[int]] = {}
+        for bad in part.bad_rows:
+            row = bad.row - part.first_row
+            reasons.setdefault(row, f"{bad.path}: {bad.reason}")
+            fields.setdefault(bad.path.partition(".")[0], []).append(row)
+        texts: dict[int, dict[str, bytes]] = {row: {} for row in reasons}
+        for each in self._formats:
+            field = each.column_format.field
+            for row, text in self._texts(each, part.source, fields.get(field, ())):
+                texts[row][field] = text
+        return [Unwritable(row, SerializationError, reason, texts[row]) for row, reason in reasons.items()]
+
+    def _texts(
+        self, resolved: ResolvedFormat, columns: Mapping[str, pa.Array], rows: Sequence[int]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield cells of a column as JSON text, with the number of their row. `rows`: ascending."""
+        if not rows:
+            return
+        column = columns[resolved.column_format.field]
+        encoder = self._text_encoder(resolved, column.type)
+        if encoder is None:
+            return
+        for run in _near(rows):
+            first, end, wanted = run[0], run[-1] + 1, set(run)
+            while first < end:
+                values = encoder.encode(column.slice(first, end - first), self._most_bytes).values
+                for row in wanted.intersection(range(first, first + len(values))):
+                    text = values[row - first].as_py()
+                    if text is not None:
+                        yield row, text
+                first += len(values)
+
+    def _text_encoder(self, resolved: ResolvedFormat, data_type: pa.DataType) -> ColumnEncoder | None:
+        field, json = resolved.column_format.field, resolved.column_format.json
+        key = field, data_type
+        if key not in self._text_encoders:
+            options = JsonOptions(ignore_null_fields=False, time_zone=json.time_zone, takes_any_type=True)
+            try:
+                made = ColumnEncoder(ColumnFormat(field, JSON, None, json=options), data_type)
+            except SchemaError:  # a type that JSON does not have: the dead letters go without it
+                made = None
+            self._text_encoders[key] = made
+        return self._text_encoders[key]
 
     def _encoded(self, columns: Mapping[str, pa.Array]) -> tuple[dict[str, pa.Array], list[BadRow]]:
         encoded: dict[str, pa.Array] = {}
@@ -117,6 +175,17 @@ class RecordFormats:
             header = each.column_format.header
             if header is not None and each.column_format.field in part:
                 part[HEADERS] = with_header(part.get(HEADERS), *header, part[each.column_format.field])
+
+
+def _near(rows: Sequence[int]) -> Iterator[list[int]]:
+    """Yield numbers of rows in groups that are encoded at once. `take` would do, but does not know every type."""
+    group = [rows[0]]
+    for row in rows[1:]:
+        if row - group[-1] > _NEAR:
+            yield group
+            group = []
+        group.append(row)
+    yield group
 
 
 def _counted(bad_rows: list[BadRow], first: int, count: int) -> tuple[BadRow, ...]:

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record.columns import RecordColumns, by_topic, epoch_ms
-from spark_kafka_sink.record.sifting import Unwritable
 from spark_kafka_sink.sink.arrow_batches import joined
 from spark_kafka_sink.sink.delivery import TaskDelivery, task_report
 from spark_kafka_sink.sink.options import SinkConfig
@@ -78,11 +76,7 @@ def _send_formatted(
     for part in formats.parts({name: column for name, column in named.items() if name in _WRITTEN}):
         if delivery.letters is None:
             part.check(first_row)
-        known = {
-            bad.row: Unwritable(bad.row - part.first_row, SerializationError, f"{bad.path}: {bad.reason}")
-            for bad in reversed(part.bad_rows)  # the first reason of a row counts
-        }
-        delivery.send_each(columns_by_topic(delivery.config, delivery.sifted(part.columns, [*known.values()][::-1])))
+        delivery.send_each(columns_by_topic(delivery.config, delivery.sifted(part.columns, formats.unwritable(part))))
 
 
 def _named(batch: pa.RecordBatch) -> dict[str, pa.Array]:

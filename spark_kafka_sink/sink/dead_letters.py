@@ -42,6 +42,8 @@ CLASS_HEADER: Final = "__sink.errors.exception.class.name"
 MESSAGE_HEADER: Final = "__sink.errors.exception.message"
 ROW_HEADER: Final = "__sink.errors.row"
 BATCH_HEADER: Final = "__sink.errors.batch.id"
+AS_JSON_HEADER: Final = "__sink.errors.as.json"
+"""Names what is JSON text in the dead letter, because it does not fit its schema and has no bytes in its format."""
 LEFT_OUT_HEADER: Final = "__sink.errors.left.out"
 """Names what the record had and the dead letter does not have, because it would be too large with it."""
 
@@ -137,8 +139,8 @@ class DeadLetters:
 
     def _count(self, faults: Sequence[Unwritable], first_row: int) -> None:
         if self.first is None:
-            row, _, reason = faults[0]
-            self.first = f"row {first_row + row} of partition {self._place.partition}: {reason}"
+            fault = faults[0]
+            self.first = f"row {first_row + fault.row} of partition {self._place.partition}: {fault.reason}"
         self._found += len(faults)
         if self._found > self._most:
             raise too_many(self._found, self._most, self.first)
@@ -158,13 +160,13 @@ class DeadLetters:
     ) -> tuple[RowContent, list[Header]]:
         """Return the row and its headers, without its value, headers or key if they make it too large."""
         left_out: list[str] = []
-        headers = [*row.headers, *reasons]
+        headers = _headers(row, reasons, left_out)
         for part in ("value", "headers", "key"):
             if fits(row, headers, self._rules, max_message_bytes):
                 break
             left_out.append(part)
             row = _without(row, part)
-            headers = [*row.headers, *reasons, (LEFT_OUT_HEADER, ", ".join(left_out).encode())]
+            headers = _headers(row, reasons, left_out)
         return row, headers
 
     def _reasons(self, row: RowContent, first_row: int) -> list[Header]:
@@ -193,9 +195,16 @@ def sift_rules(config: SinkConfig) -> SiftRules:
     )
 
 
+def _headers(row: RowContent, reasons: Sequence[Header], left_out: Sequence[str]) -> list[Header]:
+    """Return the headers of a dead letter."""
+    lists = ((AS_JSON_HEADER, row.as_json), (LEFT_OUT_HEADER, left_out))
+    return [*row.headers, *reasons, *((name, ", ".join(parts).encode()) for name, parts in lists if parts)]
+
+
 def _without(row: RowContent, part: str) -> RowContent:
     if part == "headers":
         return row._replace(headers=[])
+    row = row._replace(as_json=tuple(name for name in row.as_json if name != part))
     return row._replace(value=None) if part == "value" else row._replace(key=None)
 
 

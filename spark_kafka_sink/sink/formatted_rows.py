@@ -11,10 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql.types import Row
 
+from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record.headers import field_names
-from spark_kafka_sink.record.values import array_of
+from spark_kafka_sink.record.sifting import Unwritable
+from spark_kafka_sink.record.values import array_of, array_of_fitting
 from spark_kafka_sink.serialization.record_formats import RecordFormats, ResolvedFormats
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.rows import PartitionWriter, taken
@@ -40,6 +43,7 @@ class FormattedWriter:
 
     def __init__(self, delivery: TaskDelivery, formats: ResolvedFormats) -> None:
         self._counts = delivery.counts
+        self._has_letters = delivery.letters is not None
         self._writer = PartitionWriter(delivery)
         self._columns = tuple(formats.columns())
         self._fields = tuple(each.column_format.field for each in self._columns)
@@ -50,8 +54,8 @@ class FormattedWriter:
         """The number of rows before the pending ones."""
 
     def write(self, rows: Iterable[Any]) -> None:
-        """Send all `rows`. Raises the iterator's errors, KafkaError as soon as a row is known to have failed, and
-        SerializationError for one that does not fit.
+        """Send all `rows`. Raises the iterator's errors, KafkaError as soon as a row is known to have failed,
+        SchemaError for a value of a wrong type, and without dead letters SerializationError for one that does not fit.
         """
         iterator = iter(rows)
         while self._take(islice(iterator, self._chunk_rows)):
@@ -114,20 +118,16 @@ class FormattedWriter:
         self._taken += len(rows)
 
     def _as_bytes(self, rows: Sequence[tuple[tuple[Any, ...], list[Any]]]) -> Iterator[Row]:
-        """Yield the rows with bytes in the columns that have formats. The writer refuses a row that lacks one."""
-        numbers = range(self._taken, self._taken + len(rows))
-        columns = {
-            each.column_format.field: array_of(
-                [_cell(*row, each.column_format.field) for row in rows],
-                each.data_type,
-                each.column_format.field,
-                numbers,
-            )
-            for each in self._columns
-        }
+        """Yield the rows with bytes in the columns that have formats. The writer refuses a row that lacks one. With
+        dead letters a row that does not fit has null in that column, and the writer knows of it beforehand.
+        """
+        columns = self._columns_of(rows)
         size = 0
         for part in self._formats.parts(columns):
-            part.check(self._taken)
+            if self._has_letters:
+                self._writer.expect(self._formats.unwritable(part), self._taken + part.first_row)
+            else:
+                part.check(self._taken)
             size += sum(part.columns[field].nbytes for field in self._fields)
             encoded = {name: column.to_pylist() for name, column in part.columns.items()}
             for at in range(len(encoded[self._fields[0]])):
@@ -135,6 +135,23 @@ class FormattedWriter:
                 yield _with_bytes(*row, {name: column[at] for name, column in encoded.items()})
         most = len(rows) * CHUNK_BYTES // max(size, 1)
         self._chunk_rows = max(1, min(most, len(rows) * _GROWTH, CHUNK_ROWS))
+
+    def _columns_of(self, rows: Sequence[tuple[tuple[Any, ...], list[Any]]]) -> dict[str, pa.Array]:
+        """Return the columns that have formats. With dead letters the writer learns which cells their type cannot
+        hold.
+        """
+        numbers = range(self._taken, self._taken + len(rows))
+        columns = {}
+        for each in self._columns:
+            field = each.column_format.field
+            cells = [_cell(*row, field) for row in rows]
+            if self._has_letters:
+                columns[field], reasons = array_of_fitting(cells, each.data_type, field, numbers)
+                faults = [Unwritable(place, SerializationError, reason) for place, reason in reasons.items()]
+                self._writer.expect(faults, self._taken)
+            else:
+                columns[field] = array_of(cells, each.data_type, field, numbers)
+        return columns
 
 
 def _place(names: tuple[Any, ...], field: str) -> int | None:

@@ -405,6 +405,8 @@ class PartitionWriter:
         self._chunk_rows = 1
         self._collected = 0
         """The number of rows in earlier blocks."""
+        self._expected: dict[int, Unwritable] = {}
+        """Rows that cannot be written, by their number in the task."""
 
     def write(self, rows: Iterable[Any]) -> None:
         """Send all `rows`. Raises the iterator's errors, and KafkaError as soon as a row is known to have failed."""
@@ -430,6 +432,14 @@ class PartitionWriter:
         if len(self._pending) >= self._chunk_rows:
             chunk, self._pending = self._pending, []
             self._collect(chunk)
+
+    def expect(self, faults: Iterable[Unwritable], first: int) -> None:
+        """Note rows that will come and cannot be written: they become dead letters. `faults`: counted from row `first`
+        of the task. The first reason of a row counts, and the texts of all.
+        """
+        for fault in faults:
+            known = self._expected.setdefault(first + fault.row, fault)
+            self._expected[first + fault.row] = known._replace(texts={**fault.texts, **known.texts})
 
     def finish(self) -> None:
         """Wait until every row is acknowledged and give the producer back. Raises KafkaError if one is not."""
@@ -523,8 +533,16 @@ class PartitionWriter:
         if self._delivery.letters is None:
             self._delivery.send_each(block.by_topic())
         else:
-            columns = self._delivery.sifted(*block.loose_columns())
+            columns, faults = block.loose_columns()
+            known = {fault.row: fault for fault in faults} | self._expected_of(block.num_rows)
+            columns = self._delivery.sifted(columns, [*known.values()])
             self._delivery.send_each(columns_by_topic(self._config, columns))
+
+    def _expected_of(self, rows: int) -> dict[int, Unwritable]:
+        """Take out the faults of the last `rows` rows, by their places in the block."""
+        first = self._collected - rows
+        own = [number for number in self._expected if number < self._collected]
+        return {number - first: self._expected.pop(number)._replace(row=number - first) for number in own}
 
     def _new_block(self, first: int) -> RowBlock:
         return RowBlock(self._layouts, first, allows_early=self._config.allows_early_timestamps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import time
 from collections.abc import Iterator
 from decimal import Decimal
@@ -15,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
 
-from spark_kafka_sink.common.errors import SerializationError
-from spark_kafka_sink.record.values import array_of
+from spark_kafka_sink.common.errors import SchemaError, SerializationError
+from spark_kafka_sink.record.values import array_of, array_of_fitting
 
 POINT = pa.struct([("x", pa.int32()), ("y", pa.string())])
 DAY = datetime.date(2024, 2, 29)
@@ -107,19 +108,12 @@ def test_a_naive_datetime_is_local_time() -> None:
 @pytest.mark.parametrize(
     ("data_type", "cell", "text"),
     [
-        (pa.int32(), 2**31, "value of row 101 does not fit into 32 bits"),
-        (pa.int8(), -129, "does not fit into 8 bits"),
         (pa.int64(), True, "is a bool; give an int"),
         (pa.int64(), "1", "is a str; give an int"),
         (pa.float64(), 1, "is a int; give a float"),
-        (pa.float32(), 1e39, "is too large for a float of 32 bits"),
         (pa.bool_(), 1, "is a int; give a bool"),
         (pa.string(), b"a", "is a bytes; give a str"),
-        (pa.string(), "\ud800", "is a str that is not valid Unicode"),
         (pa.binary(), "a", "is a str; give bytes"),
-        (pa.decimal128(5, 2), Decimal("1.234"), r"does not fit into decimal\(5,2\)"),
-        (pa.decimal128(5, 2), Decimal("1000"), r"does not fit into decimal\(5,2\)"),
-        (pa.decimal128(5, 2), Decimal("NaN"), r"does not fit into decimal\(5,2\)"),
         (pa.decimal128(5, 2), 1.5, "is a float; give a Decimal"),
         (pa.date32(), datetime.datetime(2024, 1, 1), "is a datetime; give a date"),
         (pa.timestamp("us", "UTC"), DAY, "is a date; give a datetime"),
@@ -139,8 +133,48 @@ def test_a_naive_datetime_is_local_time() -> None:
     ],
 )
 def test_a_value_of_another_type_is_refused(data_type: pa.DataType, cell: Any, text: str) -> None:
+    with pytest.raises(SchemaError, match=text):
+        made([None, cell], data_type)
+    with pytest.raises(SchemaError, match=text):
+        array_of_fitting([None, cell], data_type, "value", [100, 101])
+
+
+OUT_OF_RANGE: list[tuple[pa.DataType, Any, str]] = [
+    (pa.int32(), 2**31, "value of row 101 does not fit into 32 bits"),
+    (pa.int8(), -129, "does not fit into 8 bits"),
+    (pa.float32(), 1e39, "is too large for a float of 32 bits"),
+    (pa.string(), "\ud800", "is a str that is not valid Unicode"),
+    (pa.decimal128(5, 2), Decimal("1.234"), r"does not fit into decimal\(5,2\)"),
+    (pa.decimal128(5, 2), Decimal("1000"), r"does not fit into decimal\(5,2\)"),
+    (pa.decimal128(5, 2), Decimal("NaN"), r"does not fit into decimal\(5,2\)"),
+    (pa.list_(pa.struct([("n", pa.int8())])), [(1,), (400,)], r"value\.element\.n of row 101 does not fit into 8 bits"),
+    (pa.map_(pa.string(), pa.int8()), {"a": 400}, r"value\.value of row 101 does not fit into 8 bits"),
+    (pa.map_(pa.string(), pa.int8()), {"\udfff": 4}, r"value\.key of row 101 is a str that is not valid Unicode"),
+]
+
+
+@pytest.mark.parametrize(("data_type", "cell", "text"), OUT_OF_RANGE)
+def test_a_value_outside_its_type_is_refused(data_type: pa.DataType, cell: Any, text: str) -> None:
     with pytest.raises(SerializationError, match=text):
         made([None, cell], data_type)
+
+
+@pytest.mark.parametrize(("data_type", "cell", "text"), OUT_OF_RANGE)
+def test_cells_outside_their_type_are_null_and_named_if_asked_for(data_type: pa.DataType, cell: Any, text: str) -> None:
+    column, reasons = array_of_fitting([None, cell, None, cell], data_type, "value", [100, 101, 102, 103])
+    assert column.type == data_type
+    assert column.to_pylist() == [None] * 4
+    assert sorted(reasons) == [1, 3]
+    assert re.search(text, reasons[1])
+    assert "of row 103" in reasons[3]
+
+
+def test_cells_that_fit_are_the_same_if_asked_for_the_others() -> None:
+    cells = [(1, "a"), None, (2**40, "b"), (2, None)]
+    column, reasons = array_of_fitting(cells, POINT, "value", range(4))
+    assert column.to_pylist() == [{"x": 1, "y": "a"}, None, None, {"x": 2, "y": None}]
+    assert [*reasons] == [2]
+    assert array_of_fitting(cells[:2], POINT, "value", range(2)) == (made(cells[:2], POINT), {})
 
 
 SCALARS: dict[pa.DataType, st.SearchStrategy[Any]] = {

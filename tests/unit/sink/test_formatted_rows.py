@@ -138,8 +138,8 @@ def test_key_and_value_may_both_have_a_format() -> None:
         (Row(key="k"), SchemaError, "Required attribute 'value' not found"),
         (Row(key=1, value=None), SchemaError, "key attribute unsupported type int"),
         (("k", None), SchemaError, "Row 40 is a tuple without names"),
-        (Row(key="k", value=Row(a="1", b="b")), SerializationError, r"value\.a of row 40 is a str; give an int"),
-        (Row(key="k", value="text"), SerializationError, "value of row 40 is a str; give a Row"),
+        (Row(key="k", value=Row(a="1", b="b")), SchemaError, r"value\.a of row 40 is a str; give an int"),
+        (Row(key="k", value="text"), SchemaError, "value of row 40 is a str; give a Row"),
     ],
 )
 def test_a_row_that_cannot_be_written_fails_the_task(row: Any, error: type[KafkaError], text: str) -> None:
