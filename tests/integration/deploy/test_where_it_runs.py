@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from integration.deploy.conftest import WRITE_JOB, Told, environment, run
 from support.librdkafka import read_topic
-from support.pyspark_capabilities import FORMAT, without_format
+from support.pyspark_capabilities import FORMAT, SAME_NAME, without_format
 
 from spark_kafka_sink.local import Admin
 
@@ -102,6 +102,14 @@ def test_unregistered_format_runs_in_the_python_that_found_it(
     variables = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYSPARK_PYTHON": str(bare_python)}
     reported = submit("local[1]", [kafka_broker.bootstrap_servers, topic, "format"], variables=variables)
     assert_each_wrote_every_row(kafka_broker, topic, reported)
+
+
+@FORMAT.needed
+@SAME_NAME.needed
+def test_registered_format_runs_in_the_python_of_the_tasks(
+    submit: Submit, bare_python: Path, kafka_broker: Admin, topic: str
+) -> None:
+    variables = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYSPARK_PYTHON": str(bare_python)}
     with pytest.raises(AssertionError, match="No module named 'spark_kafka_sink'"):
         submit("local[1]", [kafka_broker.bootstrap_servers, topic, "register", "format"], variables=variables)
 
