@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from spark_kafka_sink.admin.request_client import RequestClient, Timer
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.common.clock import Clock
-from spark_kafka_sink.common.cluster import Cluster
+from spark_kafka_sink.common.cluster import Cluster, Node
 from spark_kafka_sink.common.errors import (
     KafkaError,
     KafkaTimeoutError,
@@ -225,15 +225,11 @@ class TopicCreation:
         self, request: DescribeTopicConfigsRequest, timer: Timer
     ) -> dict[str, str | None] | KafkaError:
         node = self._client.least_loaded_node()
-        if node is None:
-            return UnknownTopicOrPartitionError("No node could be asked.")
-        future = self._client.send(node, request)
-        if not self._client.poll_until(future, timer):
-            self._client.disconnect_async(node)
-            return KafkaTimeoutError(f"Node {node} did not answer.", node=node.id_string)
-        if future.failed():
-            return future.error
-        answer = next((each for each in future.value().body.results if each.resource_name == request.topic), None)
+        body = self._ask(node, request, timer)
+        if isinstance(body, KafkaError):
+            return body
+        assert node is not None
+        answer = next((each for each in body.results if each.resource_name == request.topic), None)
         if answer is None:
             return UnknownTopicOrPartitionError(f"Node {node} sent a response without the topic.", node=node.id_string)
         if code := int(answer.error_code):
@@ -244,15 +240,11 @@ class TopicCreation:
         # With ZooKeeper only the controller creates topics. With KRaft brokers forward, and name any broker as
         # controller.
         node = self._metadata.fetch().controller or self._client.least_loaded_node()
-        if node is None:
-            return UnknownTopicOrPartitionError("No node could be asked to create it.")
-        future = self._client.send(node, request)
-        if not self._client.poll_until(future, timer):
-            self._client.disconnect_async(node)
-            return KafkaTimeoutError(f"Node {node} did not answer.", node=node.id_string)
-        if future.failed():
-            return future.error
-        answer = next((each for each in future.value().body.topics if each.name == request.topic), None)
+        body = self._ask(node, request, timer)
+        if isinstance(body, KafkaError):
+            return body
+        assert node is not None
+        answer = next((each for each in body.topics if each.name == request.topic), None)
         if answer is None:
             return UnknownTopicOrPartitionError(
                 f"Node {node} was asked to create the topic, and its response does not mention it.", node=node.id_string
@@ -262,6 +254,18 @@ class TopicCreation:
                 topic=request.topic
             )
         return None
+
+    def _ask(
+        self, node: Node | None, request: DescribeTopicConfigsRequest | CreateTopicRequest, timer: Timer
+    ) -> Any | KafkaError:
+        """Return the body of the node's response, or why there is none."""
+        if node is None:
+            return UnknownTopicOrPartitionError("No node could be asked.")
+        future = self._client.send(node, request)
+        if not self._client.poll_until(future, timer):
+            self._client.disconnect_async(node)
+            return KafkaTimeoutError(f"Node {node} did not answer.", node=node.id_string)
+        return future.error if future.failed() else future.value().body
 
 
 def _may_pass(error: KafkaError) -> bool:
