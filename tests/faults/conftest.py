@@ -26,7 +26,7 @@ from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 
 __all__ = ["fresh_name", "make_topic", "new_name", "scripted"]
 
-_ROWS_WITH_SEEDS = {*range(1, 10), *range(36, 43)}
+_ROWS_WITH_SEEDS = {*range(1, 10), *range(36, 43), 55}
 _ROW = re.compile(r"test_row_(\d\d)_")
 _EVIDENCE = pytest.StashKey[Callable[[], Path]]()
 _CLOSE_S = 5.0

@@ -16,15 +16,17 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
+from support import unfit_rows
 
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.sink.arrow_writer import columns_by_topic
+from spark_kafka_sink.sink.arrow_writer import columns_by_topic, write_all
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.exactly_once import session as session_module
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, describe_in_process
@@ -42,7 +44,8 @@ DRIVERS_REQUESTS = 18
 
 class Query(NamedTuple):
     """The settings that all processes of the query share. A batch has `rows` rows. With `dead`, a topic of dead
-    letters, every fourth row can never be written: it asks for a partition that no topic has.
+    letters, every fourth row can never be written: it asks for a partition that no topic has. With `has_formats` too,
+    it does not fit the schema of its format.
     """
 
     servers: str
@@ -52,9 +55,10 @@ class Query(NamedTuple):
     timeout_ms: int = 60_000
     decisions: str = DECISION_TOPIC
     dead: str = ""
+    has_formats: bool = False
 
     def config(self) -> SinkConfig:
-        return SinkConfig.from_options(
+        config = SinkConfig.from_options(
             {
                 "kafka.bootstrap.servers": self.servers,
                 "topic": self.topic,
@@ -68,6 +72,7 @@ class Query(NamedTuple):
                 "errors.deadletterqueue.topic.name": self.dead or None,
             }
         )
+        return replace(config, column_formats=unfit_rows.formats()) if self.has_formats else config
 
     def finished(self) -> int:
         return int(self.checkpoint.read_text()) if self.checkpoint.exists() else 0
@@ -111,6 +116,12 @@ class Query(NamedTuple):
         task = TaskIdentity(batch_id, "query", index, 0)
         transaction = ExactlyOnceTask(batch_start, task, lambda id_: describe_in_process(config, id_))
         delivery = TaskDelivery(config, process_pool(), transaction)
+        if self.has_formats:
+            numbers = [int(value) for _, value in rows]
+            half = len(numbers) // 2
+            batches = [unfit_rows.columns(part, KEYS) for part in (numbers[:half], numbers[half:])]
+            write_all(delivery, [pa.RecordBatch.from_arrays([*each.values()], [*each]) for each in batches])
+            return transaction.outcome
         try:
             for key, value in rows:
                 if self.dead:
@@ -245,8 +256,16 @@ def main() -> None:
     parser.add_argument("--batches", type=int, help="or run that many batches in this one")
     parser.add_argument("--decisions", default=DECISION_TOPIC, help="the decision topic")
     parser.add_argument("--dead", default="", help="the topic of dead letters")
+    parser.add_argument("--formats", action="store_true", help="rows are structs that become Avro and JSON")
     options = parser.parse_args()
-    query = Query(options.servers, options.topic, options.checkpoint, decisions=options.decisions, dead=options.dead)
+    query = Query(
+        options.servers,
+        options.topic,
+        options.checkpoint,
+        decisions=options.decisions,
+        dead=options.dead,
+        has_formats=options.formats,
+    )
     if options.kills is not None:
         kill_many(query, options.kills, options.seed)
     else:

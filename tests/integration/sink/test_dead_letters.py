@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -209,3 +210,51 @@ def test_more_dead_letters_than_the_limit_fail_the_write(
     assert "At least 8 rows cannot be written, and errors.deadletterqueue.max.rows=7." in str(caught.value)
     left = len(topics.letters()), sum(topics.good().values())
     assert left == ((0, 0) if guarantee == EXACTLY_ONCE else (8, 32))
+
+
+SCHEMA: Final = json.dumps(
+    {
+        "type": "record",
+        "name": "r",
+        "fields": [
+            {"name": "a", "type": "long"},
+            {"name": "b", "type": {"type": "enum", "name": "e", "symbols": ["RED"]}},
+        ],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("way", "guarantee"),
+    [
+        *((each, AT_LEAST_ONCE) for each in BY_ROWS),
+        *(
+            pytest.param(*getattr(each, "values", (each,)), AT_LEAST_ONCE, marks=getattr(each, "marks", ()))
+            for each in BY_COLUMNS[1:]
+        ),
+        (write, EXACTLY_ONCE),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_rows_that_do_not_fit_their_schema_are_dead_letters(
+    spark: SparkSession, kafka_broker: Admin, topics: Topics, tmp_path: Path, way: Write, guarantee: str
+) -> None:
+    """Rows 50, 51, ... 69 do not fit, for two reasons."""
+    frame = spark.range(0, ROWS, 1, 4).selectExpr(
+        "CAST(id AS STRING) AS key",
+        "struct(IF(id BETWEEN 50 AND 59, NULL, id) AS a, IF(id BETWEEN 60 AND 69, 'BLUE', 'RED') AS b) AS value",
+        f"'{topics.topic}' AS topic",
+    )
+    formats = {"value.format": "avro", "value.schema": SCHEMA}
+    if guarantee == EXACTLY_ONCE:
+        formats["write.outside.queries"] = "true"
+    way(frame, options_of(kafka_broker, topics.dead, guarantee, **formats), tmp_path)
+    assert topics.good() == Counter(str(row).encode() for row in range(ROWS) if not 50 <= row < 70)
+    found = {int(letter.key()): (json.loads(letter.value()), dict(letter.headers())) for letter in topics.letters()}
+    assert {row: value for row, (value, _) in found.items()} == {
+        row: {"a": None, "b": "RED"} if row < 60 else {"a": row, "b": "BLUE"} for row in range(50, 70)
+    }
+    for row, (_, headers) in found.items():
+        path = "value.a: it is null" if row < 60 else "value.b: the enum 'e' has no such symbol"
+        assert headers["__sink.errors.exception.message"].decode().startswith(path)
+        assert headers["__sink.errors.as.json"] == b"value"
