@@ -7,7 +7,7 @@ functions and values; any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -108,7 +108,21 @@ def formats_of(options: Mapping[str, object]) -> Formats | None:
             f" one: {', '.join(_WITH_SCHEMA)}.",
             setting=URL,
         )
+    if registry is not None and registry.use_schema_id is not None:
+        _check_one_schema([each for each in settings.values() if each is not None and each.name in _WITH_SCHEMA])
     return Formats(settings["value"], settings["key"], registry)
+
+
+def _check_one_schema(settings: Sequence[FormatSettings]) -> None:
+    """Raise ConfigError if two columns have a schema. One id is the schema of one of them."""
+    if len(settings) > 1:
+        option = f"{REGISTRY}use.schema.id"
+        columns = " and ".join(f"{each.field}.format={each.name}" for each in settings)
+        raise ConfigError(
+            f"{option} is the id of one schema, and {columns} need one each. Leave it out: a schema that is given by"
+            f" value.schema or key.schema has the id that the registry gave it. Or set {REGISTRY}use.latest.version.",
+            setting=option,
+        )
 
 
 def formats_of_write(options: Mapping[str, object]) -> Formats:

@@ -149,3 +149,15 @@ def test_a_formats_repr_shows_no_secret() -> None:
 
 def test_strategies_are_those_of_the_registry() -> None:
     assert format_settings.STRATEGIES == subjects.STRATEGIES
+
+
+def test_one_id_is_no_schema_of_two_columns() -> None:
+    one_id = {**REGISTRY, "schema.registry.use.schema.id": "7"}
+    with pytest.raises(
+        ConfigError,
+        match=r"schema\.registry\.use\.schema\.id is the id of one schema, and value\.format=avro and"
+        r" key\.format=json-schema need one each",
+    ):
+        formats_of({**one_id, "value.format": "avro", "key.format": "json-schema"})
+    assert formats_of({**one_id, "value.format": "avro", "key.format": "json"}) is not None
+    assert formats_of({**one_id, "value.format": "json", "key.format": "avro"}) is not None
