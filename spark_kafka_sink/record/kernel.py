@@ -49,16 +49,22 @@ def column_buffers(column: pa.BinaryArray | None) -> tuple[Any, Any, Any, int]:
     return value_offsets(column), value_bytes(column), valid, column.offset
 
 
+_WITHOUT_KERNEL: Final = (
+    "numpy encodes the records, at about a third of its speed, and plain Python writes columns with a format (Avro,"
+    " JSON), at about a sixtieth"
+)
+
+
 def _load_kernel() -> Any:
     """Return the kernel, or None if it was not compiled (as in a zip of the package) or does not load."""
     try:
         return import_module("spark_kafka_sink.record._kernel")
     except ModuleNotFoundError:
-        log.info("There is no compiled kernel: numpy encodes the records, at about a third of its speed")
+        log.info("There is no compiled kernel: %s", _WITHOUT_KERNEL)
     except ImportError as cause:
         log.warning(
-            "The compiled kernel does not load: numpy encodes the records, at about a third of its speed. Install"
-            " spark-kafka-sink on a machine like this one. %s",
+            "The compiled kernel does not load: %s. Install spark-kafka-sink on a machine like this one. %s",
+            _WITHOUT_KERNEL,
             cause,
         )
     return None

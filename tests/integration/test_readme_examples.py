@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 from support.librdkafka import read_topic
 from support.pyspark_capabilities import FORMAT
+from support.schema_registry import SchemaRegistryServer
 
 from spark_kafka_sink.local.admin import Admin
 
@@ -124,12 +128,19 @@ def test_embedded_broker_example_runs(tmp_path: Path, capsys: pytest.CaptureFixt
 @reads_polars
 def test_examples_of_the_serialization_page_write_their_rows(kafka_broker: Admin, example_topic: NewTopic) -> None:
     """They are one program: each uses the variables of those before it."""
-    for topic in ("trips", "orders.changes", "orders.events"):
+    servers = kafka_broker.bootstrap_servers
+    for topic in ("trips", "orders.changes", "orders.events", "customers", "trips.avro", "trips.registered"):
         example_topic(topic)
     page = (ROOT / "docs" / "serialization.md").read_text()
     program = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     names: dict[str, Any] = {}
-    exec(compile(program.replace("127.0.0.1:9092", kafka_broker.bootstrap_servers), "serialization.md", "exec"), names)
+    with SchemaRegistryServer() as registry:
+        program = program.replace("http://127.0.0.1:8081", registry.url).replace("127.0.0.1:9092", servers)
+        exec(compile(program, "serialization.md", "exec"), names)
+        with SchemaRegistryClient({"url": registry.url}) as client:
+            context = SerializationContext("trips.registered", MessageField.VALUE)
+            read = AvroDeserializer(client)
+            trips = [read(record.value(), context) for record in read_topic(servers, "trips.registered")]
     values = [record.value() for record in read_topic(kafka_broker.bootstrap_servers, "trips")]
     assert len(values) == 2002
     json_trips, avro_trips = values[:2000], values[2000:]
@@ -142,6 +153,11 @@ def test_examples_of_the_serialization_page_write_their_rows(kafka_broker: Admin
     assert sorted(record.value() for record in events) == [b'{"id":%d,"state":"paid"}' % n for n in range(5)]
     assert {dict(record.headers())["content-type"] for record in events} == {b"application/json"}
     assert names["envelope_report"].records == names["events_report"].records == 5
+    customers = [(record.key(), record.value()) for record in read_topic(servers, "customers")]
+    assert sorted(customers) == [(b"1", b'{"id":1,"name":"Ada"}'), (b"2", b'{"id":2,"name":"Bea"}'), (b"3", None)]
+    assert sorted((trip["id"], trip["km"]) for trip in trips) == [(number, number * 1.5) for number in range(1000)]
+    bare = sorted(record.value() for record in read_topic(servers, "trips.avro"))
+    assert bare == sorted(record.value()[5:] for record in read_topic(servers, "trips.registered"))
 
 
 @pytest.mark.slow  # fetches 160 MB the first time
