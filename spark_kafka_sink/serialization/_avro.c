@@ -189,21 +189,9 @@ static ALWAYS_INLINE uint8_t *put_one(writer *to, const node *of, int64_t row, u
         return at + 4;
     }
     case BOOL: *at++ = (uint8_t)is_true(of, row); return at;
-    case I8:
-    case I16:
-    case I32:
-    case I64:
-    case U8:
-    case U16:
-    case U32:
-    case U64: return put_integer(to, of, integer_at(of, row), at);
-    case TEXT32:
-    case TEXT64:
-    case TEXT_VIEW:
-    case BYTES32:
-    case BYTES64:
-    case BYTES_VIEW:
-    case BYTES_FIXED: return put_bytes(to, of, row, at);
+    CASE_INTEGER: return put_integer(to, of, integer_at(of, row), at);
+    CASE_TEXT:
+    CASE_BYTES: return put_bytes(to, of, row, at);
     case DECIMAL: return put_decimal(to, of, row, at);
     case STRUCT: return put_struct(to, of, row, at);
     default: return put_elements(to, of, row, at);

@@ -271,6 +271,9 @@ static PyObject *write_bound(put_value *put, const views *with, const Py_buffer 
     return result;
 }
 
+/* By the number of the form, as in column_encoder.py. */
+static put_value *const EMITTERS[] = {put_avro, put_json, put_protobuf};
+
 static PyObject *encode_rows(PyObject *module, PyObject *arguments)
 {
     enum { OWN = sizeof(views) / sizeof(Py_buffer) };
@@ -281,6 +284,10 @@ static PyObject *encode_rows(PyObject *module, PyObject *arguments)
                           &row, &last, &objects[3], &objects[4], &objects[5], &used, &objects[6], &objects[7],
                           &objects[8]))
         return NULL;
+    if (form < 0 || form >= (int)(sizeof EMITTERS / sizeof *EMITTERS)) {
+        PyErr_SetString(PyExc_ValueError, "there is no such form");
+        return NULL;
+    }
     views with;
     const Py_ssize_t writable = &with.out - &with.plan;
     if (!take_views(objects, (Py_buffer *)&with, OWN, writable))
@@ -296,7 +303,7 @@ static PyObject *encode_rows(PyObject *module, PyObject *arguments)
             items[index] = PyTuple_GetItem(given, index);
         if (take_views(items, buffers, count, count)) {
             progress of = {.row = row, .last = last, .used = used};
-            result = write_bound(form == 0 ? put_avro : put_json, &with, buffers, (int64_t)count, &of);
+            result = write_bound(EMITTERS[form], &with, buffers, (int64_t)count, &of);
             release_views(buffers, count);
         }
     }

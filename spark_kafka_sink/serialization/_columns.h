@@ -1,4 +1,4 @@
-/* What the emitters of Avro and JSON share: a plan of nodes over Arrow's buffers, and reads that stay inside of them.
+/* What the emitters of Avro, JSON and Protobuf share: a plan of nodes over Arrow's buffers, and reads that stay inside of them.
  *
  * The plan is a flat array of nodes: the children of a node stand side by side, after it. Python made it (plan.py), and
  * gives the buffers of a column for it (bound in _columns.c, where all sizes are checked). A row is written by one
@@ -43,6 +43,26 @@ enum {
     OPS
 };
 
+/* The labels of a switch over ops, for each emitter the same. */
+#define CASE_INTEGER                                                                                                   \
+    case I8:                                                                                                           \
+    case I16:                                                                                                          \
+    case I32:                                                                                                          \
+    case I64:                                                                                                          \
+    case U8:                                                                                                           \
+    case U16:                                                                                                          \
+    case U32:                                                                                                          \
+    case U64
+#define CASE_TEXT                                                                                                      \
+    case TEXT32:                                                                                                       \
+    case TEXT64:                                                                                                       \
+    case TEXT_VIEW
+#define CASE_BYTES                                                                                                     \
+    case BYTES32:                                                                                                      \
+    case BYTES64:                                                                                                      \
+    case BYTES_VIEW:                                                                                                   \
+    case BYTES_FIXED
+
 /* How a value is written: as in plan.py. 0 is the plain way of each op. */
 enum { PLAIN, DIVIDED, MULTIPLIED, EXACTLY_DIVIDED, DATE, TIMESTAMP, TIME, INTERVAL }; /* numbers */
 enum { SIZED, OF_SIZE, SYMBOL, UNSIZED };                                              /* text and bytes, in Avro */
@@ -51,16 +71,20 @@ enum { RECORD, UNION };                                                         
 enum { NULL_IS_BAD, NOTHING };                                                         /* what is absent, in Avro */
 enum { WITH_NULLS, WITHOUT_NULLS };                                                    /* structs, in JSON */
 enum { ANY_NUMBER, FINITE };                                                           /* float and double, in JSON */
-enum { REQUIRED = -2 }; /* the branch of null, in JSON: a null is an error */
+enum { VARINT, ZIGZAG, BITS_32, BITS_64, INSTANT, SPAN };                              /* numbers, in Protobuf */
+enum { AS_FLOAT, AS_DOUBLE };                                                          /* F16 and F32, in Protobuf */
+enum { EACH_WITH_TAG, PACKED };                                                        /* lists, in Protobuf */
+enum { WITHOUT_DEFAULT, WRAPPED }; /* the branch of a value, in Protobuf: 0 is left out; in a message of its own */
+enum { REQUIRED = -2 };            /* the branch of null, in JSON and Protobuf: a null is an error */
 
 /* Why a row could not be written: as in plan.py. */
-enum { FULL = 1, IS_NULL, TOO_LARGE, NO_SYMBOL, WRONG_SIZE, OUT_OF_RANGE, INEXACT, CORRUPT };
+enum { FULL = 1, IS_NULL, TOO_LARGE, NO_SYMBOL, WRONG_SIZE, OUT_OF_RANGE, INEXACT, NOT_UTF8, SECOND, CORRUPT };
 
 enum { ROOM = 128 }; /* bytes that are free before each value: more than any number or time has */
 
 typedef struct node {
     int op, how;
-    int null_branch, value_branch; /* Avro: the numbers in a union, or -1 */
+    int null_branch, value_branch; /* Avro: the numbers in a union, or -1. Protobuf: the oneof's number, or see above */
     const uint8_t *valid;          /* bits, or NULL if no row is null */
     int64_t bit;                   /* the bit of row 0 */
     const uint8_t *values;         /* of row 0: values, offsets, views or indices */
@@ -71,9 +95,9 @@ typedef struct node {
     const struct node *children;
     int64_t count;                 /* of children */
     int64_t arg, other;            /* see plan.py */
-    const uint8_t *name;           /* JSON: `,"name":` */
+    const uint8_t *name;           /* JSON: `,"name":`; Protobuf: the tag */
     int64_t name_size;
-    const uint8_t *extra; /* symbols of an enum, or the changes of a time zone */
+    const uint8_t *extra; /* symbols of an enum, the changes of a time zone, or the numbers that are allowed */
     int64_t extra_size;
     const Py_buffer *views; /* of views: the buffers of long texts */
     int64_t view_count;
@@ -91,11 +115,14 @@ typedef struct {
 typedef uint8_t *put_value(writer *to, const node *of, int64_t row, uint8_t *at);
 uint8_t *put_avro(writer *to, const node *of, int64_t row, uint8_t *at);
 uint8_t *put_json(writer *to, const node *of, int64_t row, uint8_t *at);
+uint8_t *put_protobuf(writer *to, const node *of, int64_t row, uint8_t *at);
 
 /* Numbers as Java prints them. They need at most 32 bytes. */
 uint8_t *put_digits(uint8_t *at, uint64_t number);
 uint8_t *put_double(uint8_t *at, double number, const uint8_t *powers, int quoted);
 uint8_t *put_float(uint8_t *at, float number, const uint8_t *powers, int quoted);
+/* The decimal of a row, with the scale `other`: at least -200 and at most 100. */
+uint8_t *put_decimal_text(const node *of, int64_t row, uint8_t *at);
 
 static inline uint8_t *refused(writer *to, const node *of, int code)
 {
@@ -257,6 +284,27 @@ static inline int found(const node **of, int64_t *row)
     }
 }
 
+static inline int is_continuation(const uint8_t *at, const uint8_t *end) { return at < end && (*at & 0xC0) == 0x80; }
+
+/* Returns how many bytes at `at`, the first of them at least 128, belong together. `*is_good` says whether they are a
+ * character of UTF-8. If not, one U+FFFD replaces them: that many bytes as Java's decoder takes for one. */
+static inline int64_t character_at(const uint8_t *at, const uint8_t *end, int *is_good)
+{
+    int lead = at[0], more;
+    *is_good = 0;
+    if (lead < 0xC2 || lead > 0xF4)
+        return 1;
+    more = lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : 3;
+    if (!is_continuation(at + 1, end) || (lead == 0xE0 && at[1] < 0xA0) || (lead == 0xF0 && at[1] < 0x90)
+        || (lead == 0xF4 && at[1] > 0x8F))
+        return 1;
+    for (int index = 2; index <= more; index++)
+        if (!is_continuation(at + index, end))
+            return index;
+    *is_good = !(lead == 0xED && at[1] >= 0xA0); /* not a half of a surrogate pair */
+    return more + 1;
+}
+
 /* A decimal as two's complement of 128 bits: `high` and `low`. Widths: 4, 8 and 16 bytes. */
 static inline void decimal_at(const node *of, int64_t row, int64_t *high, uint64_t *low)
 {
@@ -274,6 +322,13 @@ static inline int64_t floor_divided(int64_t number, int64_t by)
 {
     int64_t whole = number / by;
     return whole - (number % by < 0);
+}
+
+/* What `floor_divided` leaves: from 0 to `by` - 1. */
+static inline int64_t floor_rest(int64_t number, int64_t by)
+{
+    int64_t rest = number % by;
+    return rest < 0 ? rest + by : rest;
 }
 
 #endif

@@ -25,27 +25,6 @@ static inline uint64_t unusual(uint64_t word)
     return ((((word - ones * 32) | (quote - ones) | (backslash - ones)) & ~word) | word) & tops;
 }
 
-static inline int is_continuation(const uint8_t *at, const uint8_t *end) { return at < end && (*at & 0xC0) == 0x80; }
-
-/* Returns how many bytes at `at`, the first of them at least 128, belong together. `*is_valid` says whether they are a
- * character. If not, one U+FFFD replaces them: that many bytes as Java's decoder takes for one. */
-static int64_t character_at(const uint8_t *at, const uint8_t *end, int *is_good)
-{
-    int lead = at[0], more;
-    *is_good = 0;
-    if (lead < 0xC2 || lead > 0xF4)
-        return 1;
-    more = lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : 3;
-    if (!is_continuation(at + 1, end) || (lead == 0xE0 && at[1] < 0xA0) || (lead == 0xF0 && at[1] < 0x90)
-        || (lead == 0xF4 && at[1] > 0x8F))
-        return 1;
-    for (int index = 2; index <= more; index++)
-        if (!is_continuation(at + index, end))
-            return index;
-    *is_good = !(lead == 0xED && at[1] >= 0xA0); /* not a half of a surrogate pair */
-    return more + 1;
-}
-
 /* Writes what follows at `from` up to the next plain byte. `*from` moves on. Needs 6 bytes for each byte that it takes. */
 static uint8_t *put_escaped(const uint8_t **from, const uint8_t *end, uint8_t *at)
 {
@@ -165,70 +144,6 @@ static inline uint8_t *put_single(writer *to, const node *of, float number, uint
     return put_float(at, number, to->powers, 1);
 }
 
-/* Writes the digits of a number of 128 bits, and returns where they end. */
-static uint8_t *put_long_digits(uint8_t *at, uint64_t high, uint64_t low)
-{
-    if (high == 0)
-        return put_digits(at, low);
-    uint32_t limbs[4] = {(uint32_t)(high >> 32), (uint32_t)high, (uint32_t)(low >> 32), (uint32_t)low};
-    uint8_t digits[45], *first = digits + sizeof digits;
-    for (int group = 0; group < 5; group++) { /* 9 digits each, the last first */
-        uint64_t rest = 0;
-        for (int limb = 0; limb < 4; limb++) {
-            rest = rest << 32 | limbs[limb];
-            limbs[limb] = (uint32_t)(rest / 1000000000);
-            rest %= 1000000000;
-        }
-        for (int digit = 0; digit < 9; digit++, rest /= 10)
-            *--first = (uint8_t)('0' + rest % 10);
-    }
-    while (*first == '0')
-        first++;
-    size_t count = (size_t)(digits + sizeof digits - first);
-    memcpy(at, first, count);
-    return at + count;
-}
-
-/* BigDecimal.toString: `other` is the scale, at least -200 and at most 200. */
-static uint8_t *put_decimal(const node *of, int64_t row, uint8_t *at)
-{
-    int64_t high, scale = of->other;
-    uint64_t low;
-    decimal_at(of, row, &high, &low);
-    if (high < 0) {
-        *at++ = '-';
-        low = 0 - low;
-        high = ~high + (low == 0);
-    }
-    uint8_t *first = at;
-    at = put_long_digits(at, (uint64_t)high, low);
-    int64_t count = at - first, exponent = count - 1 - scale;
-    if (scale == 0)
-        return at;
-    if (scale > 0 && exponent >= -6) {
-        int64_t zeros = scale - count + 1; /* before the digits, so that one stands before the point */
-        if (zeros > 0) {
-            memmove(first + zeros, first, (size_t)count);
-            memset(first, '0', (size_t)zeros);
-            at += zeros;
-        }
-        memmove(at - scale + 1, at - scale, (size_t)scale);
-        at[-scale] = '.';
-        return at + 1;
-    }
-    if (count > 1) {
-        memmove(first + 2, first + 1, (size_t)count - 1);
-        first[1] = '.';
-        at++;
-    }
-    if (exponent != 0) {
-        *at++ = 'E';
-        *at++ = exponent < 0 ? '-' : '+';
-        at = put_digits(at, (uint64_t)(exponent < 0 ? -exponent : exponent));
-    }
-    return at;
-}
-
 /* ---- times -------------------------------------------------------------------------------------------------------- */
 
 static const int64_t DAY = 86400;
@@ -313,7 +228,7 @@ static uint8_t *put_offset(uint8_t *at, int64_t offset)
 static uint8_t *put_timestamp(writer *to, const node *of, int64_t number, uint8_t *at)
 {
     int64_t seconds = floor_divided(number, of->arg), offset = 0;
-    int64_t units = number - seconds * of->arg;
+    int64_t units = floor_rest(number, of->arg);
     int64_t millis = of->arg >= 1000 ? units / (of->arg / 1000) : units * 1000 / of->arg;
     if (seconds > FURTHEST || seconds < -FURTHEST)
         return refused(to, of, OUT_OF_RANGE);
@@ -449,9 +364,7 @@ static uint8_t *put_key(writer *to, const node *of, int64_t row, uint8_t *at)
     if (is_there <= 0)
         return refused(to, of, is_there == 0 ? IS_NULL : CORRUPT);
     switch (key->op) {
-    case TEXT32:
-    case TEXT64:
-    case TEXT_VIEW: return put_value_at(to, key, row, at);
+    CASE_TEXT: return put_value_at(to, key, row, at);
     default: break;
     }
     uint8_t *start = at;
@@ -508,22 +421,10 @@ static uint8_t *put_value_at(writer *to, const node *of, int64_t row, uint8_t *a
     case F32: return put_single(to, of, f32_at(of->values, row), at);
     case F16: return put_single(to, of, half_at(of->values, row), at);
     case BOOL: return is_true(of, row) ? put_text(at, "true", 4) : put_text(at, "false", 5);
-    case I8:
-    case I16:
-    case I32:
-    case I64:
-    case U8:
-    case U16:
-    case U32:
-    case U64: return put_number(to, of, integer_at(of, row), at);
-    case TEXT32:
-    case TEXT64:
-    case TEXT_VIEW:
-    case BYTES32:
-    case BYTES64:
-    case BYTES_VIEW:
-    case BYTES_FIXED: return put_bytes(to, of, row, at);
-    case DECIMAL: return put_decimal(of, row, at);
+    CASE_INTEGER: return put_number(to, of, integer_at(of, row), at);
+    CASE_TEXT:
+    CASE_BYTES: return put_bytes(to, of, row, at);
+    case DECIMAL: return put_decimal_text(of, row, at);
     case STRUCT: return put_struct(to, of, row, at);
     case MAP: return put_map(to, of, row, at);
     default: return put_list(to, of, row, at);

@@ -1,4 +1,4 @@
-/* Numbers as text, in the form of Java's Double.toString and Float.toString.
+/* Numbers as text, in the form of Java's Double.toString, Float.toString and BigDecimal.toString.
  *
  * The digits are the fewest that lead back to the same number, and among those the nearest to it; as in Java 19 and later
  * at least two are considered, so the smallest double is 4.9E-324. The method is Schubfach (Raffaello Giulietti, "The
@@ -213,4 +213,68 @@ uint8_t *put_float(uint8_t *at, float number, const uint8_t *powers, int quoted)
     int is_edge = rest == 0 && exponent > 1;
     exponent = (exponent == 0 ? 1 : exponent) - 150;
     return put_decimal_number(at, shortest(mantissa, exponent, !(mantissa & 1), is_edge, is_tiny, powers));
+}
+
+/* Writes the digits of a number of 128 bits, and returns where they end. */
+static uint8_t *put_long_digits(uint8_t *at, uint64_t high, uint64_t low)
+{
+    if (high == 0)
+        return put_digits(at, low);
+    uint32_t limbs[4] = {(uint32_t)(high >> 32), (uint32_t)high, (uint32_t)(low >> 32), (uint32_t)low};
+    uint8_t digits[45], *first = digits + sizeof digits;
+    for (int group = 0; group < 5; group++) { /* 9 digits each, the last first */
+        uint64_t rest = 0;
+        for (int limb = 0; limb < 4; limb++) {
+            rest = rest << 32 | limbs[limb];
+            limbs[limb] = (uint32_t)(rest / 1000000000);
+            rest %= 1000000000;
+        }
+        for (int digit = 0; digit < 9; digit++, rest /= 10)
+            *--first = (uint8_t)('0' + rest % 10);
+    }
+    while (*first == '0')
+        first++;
+    size_t count = (size_t)(digits + sizeof digits - first);
+    memcpy(at, first, count);
+    return at + count;
+}
+
+/* BigDecimal.toString. */
+uint8_t *put_decimal_text(const node *of, int64_t row, uint8_t *at)
+{
+    int64_t high, scale = of->other;
+    uint64_t low;
+    decimal_at(of, row, &high, &low);
+    if (high < 0) {
+        *at++ = '-';
+        low = 0 - low;
+        high = ~high + (low == 0);
+    }
+    uint8_t *first = at;
+    at = put_long_digits(at, (uint64_t)high, low);
+    int64_t count = at - first, exponent = count - 1 - scale;
+    if (scale == 0)
+        return at;
+    if (scale > 0 && exponent >= -6) {
+        int64_t zeros = scale - count + 1; /* before the digits, so that one stands before the point */
+        if (zeros > 0) {
+            memmove(first + zeros, first, (size_t)count);
+            memset(first, '0', (size_t)zeros);
+            at += zeros;
+        }
+        memmove(at - scale + 1, at - scale, (size_t)scale);
+        at[-scale] = '.';
+        return at + 1;
+    }
+    if (count > 1) {
+        memmove(first + 2, first + 1, (size_t)count - 1);
+        first[1] = '.';
+        at++;
+    }
+    if (exponent != 0) {
+        *at++ = 'E';
+        *at++ = exponent < 0 ? '-' : '+';
+        at = put_digits(at, (uint64_t)(exponent < 0 ? -exponent : exponent));
+    }
+    return at;
 }

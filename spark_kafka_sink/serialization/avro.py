@@ -24,6 +24,7 @@ from spark_kafka_sink.serialization.plan import (
     NO_SYMBOL,
     NOTHING,
     OF_SIZE,
+    PER_SECOND,
     RECORD,
     SIZED,
     SYMBOL,
@@ -31,8 +32,10 @@ from spark_kafka_sink.serialization.plan import (
     UNSIZED,
     WRONG_SIZE,
     How,
+    Kind,
     Node,
     Op,
+    kind_of,
     list_field,
     plain_type,
     special_kind,
@@ -41,7 +44,6 @@ from spark_kafka_sink.serialization.plan import (
 )
 
 MOST_BRANCHES: Final = 63
-PER_SECOND: Final[Mapping[str, int]] = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 def avro_plan(schema: AvroType, data_type: pa.DataType, path: str, *, bare_bytes: bool = False) -> Node:
@@ -50,7 +52,8 @@ def avro_plan(schema: AvroType, data_type: pa.DataType, path: str, *, bare_bytes
     `bare_bytes`: a schema that is only `bytes` is written without the length, as Confluent's serializers do. Raises
     SchemaError, with the path, if the type does not fit.
     """
-    if bare_bytes and schema.kind == "bytes" and schema.logical is None and _is_binary(plain_type(data_type)):
+    is_binary = storage(plain_type(data_type), path).op in (Op.BYTES32, Op.BYTES64, Op.BYTES_VIEW)
+    if bare_bytes and is_binary and schema.kind == "bytes" and schema.logical is None:
         node = _stored(data_type, path, how=UNSIZED)
         return with_dictionaries(data_type, node)
     return _node(data_type, schema, path)
@@ -88,14 +91,10 @@ def _value(data_type: pa.DataType, schema: AvroType, path: str, depth: int) -> N
     """Return the node of a value that is not null."""
     if special_kind(data_type) is not None:
         raise _misfit(path, data_type, schema)
-    for is_kind, made in _KINDS:
-        if is_kind(data_type):
-            node = made(data_type, schema, path, depth)
-            if node is None:
-                raise _misfit(path, data_type, schema)
-            return node
-    storage(data_type, path)  # raises its error for a type that cannot be read
-    raise _misfit(path, data_type, schema)
+    node = _VALUES[kind_of(data_type, path)](data_type, schema, path, depth)
+    if node is None:
+        raise _misfit(path, data_type, schema)
+    return node
 
 
 def _misfit(path: str, data_type: pa.DataType, schema: AvroType) -> SchemaError:
@@ -115,11 +114,9 @@ def _null(_data_type: pa.DataType, schema: AvroType, path: str, _depth: int) -> 
     return Node(Op.ABSENT, path, how=NOTHING) if schema.kind == "null" else None
 
 
-def _number(kinds: tuple[str, ...]) -> Callable[[pa.DataType, AvroType, str, int], Node | None]:
-    def made(data_type: pa.DataType, schema: AvroType, path: str, _depth: int) -> Node | None:
-        return _stored(data_type, path) if schema.kind in kinds and schema.logical != "decimal" else None
-
-    return made
+def _number(data_type: pa.DataType, schema: AvroType, path: str, _depth: int) -> Node | None:
+    fits = schema.kind == _NUMBERS[storage(data_type, path).op] and schema.logical != "decimal"
+    return _stored(data_type, path) if fits else None
 
 
 def _text(data_type: pa.DataType, schema: AvroType, path: str, _depth: int) -> Node | None:
@@ -136,14 +133,6 @@ def _text(data_type: pa.DataType, schema: AvroType, path: str, _depth: int) -> N
         extra=b"".join(struct.pack("<i", len(symbol)) + symbol for symbol in encoded),
         reasons={NO_SYMBOL: f"the enum '{schema.name}' has no such symbol"},
     )
-
-
-def _is_binary(data_type: pa.DataType) -> bool:
-    return pat.is_binary(data_type) or pat.is_large_binary(data_type) or _is_view(data_type)
-
-
-def _is_view(data_type: pa.DataType) -> bool:
-    return hasattr(pat, "is_binary_view") and bool(pat.is_binary_view(data_type))
 
 
 def _bytes(data_type: pa.DataType, schema: AvroType, path: str, _depth: int) -> Node | None:
@@ -297,25 +286,26 @@ def _map(data_type: pa.DataType, schema: AvroType, path: str, depth: int) -> Nod
     return Node(Op.MAP, path, children=(key, value))
 
 
-_INT_TYPES: Final = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
-_LONG_TYPES: Final = (pa.int64(), pa.uint32(), pa.uint64())
-_KINDS: Final[
-    tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType, AvroType, str, int], Node | None]], ...]
-] = (
-    (pat.is_null, _null),
-    (pat.is_boolean, _number(("boolean",))),
-    (lambda of: of in _INT_TYPES, _number(("int",))),
-    (lambda of: of in _LONG_TYPES, _number(("long",))),
-    (lambda of: of in (pa.float16(), pa.float32()), _number(("float",))),
-    (pat.is_float64, _number(("double",))),
-    (is_text, _text),
-    (lambda of: _is_binary(of) or pat.is_fixed_size_binary(of), _bytes),
-    (pat.is_decimal, _decimal),
-    (pat.is_date, _date),
-    (pat.is_timestamp, _timestamp),
-    (pat.is_time, _time),
-    (pat.is_duration, _duration),
-    (pat.is_struct, _struct),
-    (pat.is_map, _map),
-    (lambda of: pat.is_list(of) or pat.is_large_list(of) or pat.is_fixed_size_list(of), _list),
-)
+_NUMBERS: Final[Mapping[Op, str]] = {
+    Op.BOOL: "boolean",
+    **dict.fromkeys((Op.I8, Op.I16, Op.I32, Op.U8, Op.U16), "int"),
+    **dict.fromkeys((Op.I64, Op.U32, Op.U64), "long"),
+    **dict.fromkeys((Op.F16, Op.F32), "float"),
+    Op.F64: "double",
+}
+_VALUES: Final[Mapping[Kind, Callable[[pa.DataType, AvroType, str, int], Node | None]]] = {
+    Kind.NULL: _null,
+    Kind.BOOLEAN: _number,
+    Kind.INTEGER: _number,
+    Kind.FLOATING: _number,
+    Kind.TEXT: _text,
+    Kind.BYTES: _bytes,
+    Kind.DECIMAL: _decimal,
+    Kind.DATE: _date,
+    Kind.TIMESTAMP: _timestamp,
+    Kind.TIME: _time,
+    Kind.DURATION: _duration,
+    Kind.STRUCT: _struct,
+    Kind.MAP: _map,
+    Kind.LIST: _list,
+}

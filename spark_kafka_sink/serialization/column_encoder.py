@@ -1,4 +1,4 @@
-"""Encodes Arrow columns in the format that a `ColumnFormat` says: Avro, or JSON in the form of `to_json`.
+"""Encodes Arrow columns in the format that a `ColumnFormat` says: Avro, Protobuf, or JSON in the form of `to_json`.
 
 The compiled kernel (`_columns.c`) writes row after row into one output, without a Python object for a row. Without the
 kernel python_rows.py writes the same bytes, slowly. An encoder learns how large its rows are, so that the next output
@@ -22,6 +22,7 @@ from spark_kafka_sink.serialization.column_format import (
     AVRO,
     JSON,
     JSON_SCHEMA,
+    PROTOBUF,
     BadRow,
     ColumnFormat,
     EncodedColumn,
@@ -29,12 +30,16 @@ from spark_kafka_sink.serialization.column_format import (
 from spark_kafka_sink.serialization.json_schema import json_schema_plan
 from spark_kafka_sink.serialization.json_text import json_plan
 from spark_kafka_sink.serialization.plan import Bound, Node, Plan, powers_of_ten
-from spark_kafka_sink.serialization.python_rows import BadValue, row_writer
+from spark_kafka_sink.serialization.protobuf import protobuf_plan
+from spark_kafka_sink.serialization.protobuf_rows import protobuf_writer
+from spark_kafka_sink.serialization.python_rows import BadValue, avro_writer, json_writer, raw_values
 
 MOST_BYTES: Final = 1 << 29
 """The most bytes of an encoded column, unless its first row alone has more."""
-AVRO_FORM, JSON_FORM = 0, 1
+AVRO_FORM, JSON_FORM, PROTOBUF_FORM = range(3)
 """The emitters of the kernel."""
+_WRITERS: Final = (avro_writer, json_writer, protobuf_writer)
+"""Those of Python, in the same order."""
 _ROOM: Final = 256
 """More than the kernel wants to be free before each value (`ROOM` in _columns.h)."""
 _FIRST_GUESS: Final = 64
@@ -165,8 +170,8 @@ def _encoded_by_python(form: int, plan: Plan, prefix: bytes, column: pa.Array, m
     """Do without the kernel what `_Run` does with it."""
     output, offsets, valid = bytearray(), array("i", [0]), bytearray((len(column) + 7) // 8)
     bad_rows = []
-    values, write = row_writer(plan.nodes[0], column, is_json=form == JSON_FORM)
-    for row, value in enumerate(values):
+    write = _WRITERS[form](plan.nodes[0])
+    for row, value in enumerate(raw_values(plan.nodes[0], column)):
         start = len(output)
         if value is not None:
             output += prefix
@@ -212,8 +217,15 @@ def _json_schema(column_format: ColumnFormat, data_type: pa.DataType) -> _Made:
     return _Made(JSON_FORM, json_schema_plan(schema, column_format.json, data_type, column_format.field))
 
 
+def _protobuf(column_format: ColumnFormat, data_type: pa.DataType) -> _Made:
+    if column_format.protobuf is None:
+        raise ConfigError(f"{column_format.field}.schema is missing or not parsed: the format protobuf has one.")
+    return _Made(PROTOBUF_FORM, protobuf_plan(column_format.protobuf, data_type, column_format.field))
+
+
 _PLANS: Final[Mapping[str, Callable[[ColumnFormat, pa.DataType], _Made]]] = {
     AVRO: _avro,
+    PROTOBUF: _protobuf,
     JSON: _json,
     JSON_SCHEMA: _json_schema,
 }

@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from spark_kafka_sink.serialization.protobuf_schema import ProtoSchema
+
 AVRO: Final = "avro"
 JSON: Final = "json"
 PROTOBUF: Final = "protobuf"
@@ -50,6 +52,8 @@ class ColumnFormat:
     """The schema as text: Avro's JSON, a .proto file, a JSON Schema. None for `json`."""
     message: str | None = None
     """Protobuf: the name of the message in the schema."""
+    protobuf: ProtoSchema | None = None
+    """Protobuf: the schema as it was parsed on the driver."""
     prefix: bytes = b""
     """What stands before each value that is not null: the schema's id in the registry, Protobuf's message indexes."""
     header: tuple[str, bytes] | None = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import RefusalError, boolean, nearest, non_empty_text, one_of
-from spark_kafka_sink.serialization.column_format import AVRO, JSON, JSON_SCHEMA, JsonOptions
+from spark_kafka_sink.serialization.column_format import AVRO, JSON, JSON_SCHEMA, PROTOBUF, JsonOptions
 from spark_kafka_sink.serialization.format_settings import NULL_FIRST, NULL_LAST, STRATEGIES, FormatSettings
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ LOCATION: Final = "schema.id.location"
 
 _OF_FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
     AVRO: ("schema", "avro.nullable", "subject.name.strategy"),
+    PROTOBUF: ("schema", "schema.message", "subject.name.strategy"),
     JSON: ("json.ignoreNullFields", "json.timeZone"),
     JSON_SCHEMA: ("schema", "subject.name.strategy", "json.ignoreNullFields", "json.timeZone"),
 }
@@ -34,6 +35,7 @@ _WITH_SCHEMA: Final = tuple(name for name, own in _OF_FORMATS.items() if "schema
 _PARSERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "format": one_of(*_OF_FORMATS),
     "schema": non_empty_text,
+    "schema.message": non_empty_text,
     "avro.nullable": one_of(NULL_LAST, NULL_FIRST),
     "json.ignoreNullFields": boolean,
     "json.timeZone": non_empty_text,
@@ -174,6 +176,7 @@ def _settings(field: str, given: Mapping[str, object]) -> FormatSettings | None:
         field,
         own,
         schema=found.get("schema"),
+        message=found.get("schema.message"),
         nullable=found.get("avro.nullable", NULL_LAST),
         json=JsonOptions(
             ignore_null_fields=found.get("json.ignoreNullFields", True), time_zone=found.get("json.timeZone")

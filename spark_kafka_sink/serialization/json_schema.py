@@ -9,7 +9,7 @@ as `pattern` or `maximum`, is not. Runs on the driver and at the start of a task
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -26,54 +26,41 @@ from spark_kafka_sink.serialization.plan import (
     MOST_DEPTH,
     OUT_OF_RANGE,
     REQUIRED,
+    Kind,
     Node,
     Op,
+    kind_of,
     list_field,
     plain_type,
-    storage,
 )
 
 _DRAFT: Final = "http://json-schema.org/draft-07/schema#"
 _IS_NULL: Final = {IS_NULL: "it is null, and the JSON Schema allows no null there"}
 _NOT_FINITE: Final = {OUT_OF_RANGE: "NaN and infinity are no numbers in JSON, and the JSON Schema has a number there"}
 
-_Kind = tuple[Callable[[pa.DataType], bool], tuple[str, ...], Mapping[str, str]]
-"""Which types of Arrow, the types of JSON Schema that take them, and what else a made schema says."""
-
-
-def _is_list(data_type: pa.DataType) -> bool:
-    return bool(pat.is_list(data_type) or pat.is_large_list(data_type) or pat.is_fixed_size_list(data_type))
-
-
-def _has_zone(data_type: pa.DataType) -> bool:
-    return bool(pat.is_timestamp(data_type) and data_type.tz)
-
-
-def _is_bytes(data_type: pa.DataType) -> bool:
-    return storage(data_type, "").op in (Op.BYTES32, Op.BYTES64, Op.BYTES_VIEW, Op.BYTES_FIXED)
-
-
-def _is_any(data_type: pa.DataType) -> bool:  # noqa: ARG001  the last row of the table
-    return True
-
-
-_KINDS: Final[tuple[_Kind, ...]] = (
-    (pat.is_null, ("null",), {}),
-    (pat.is_boolean, ("boolean",), {}),
-    (pat.is_integer, ("integer", "number"), {}),
-    (lambda of: pat.is_floating(of) or pat.is_decimal(of), ("number",), {}),
-    (lambda of: pat.is_struct(of) or pat.is_map(of), ("object",), {}),
-    (_is_list, ("array",), {}),
-    (pat.is_date, ("string",), {"format": "date"}),
-    (_has_zone, ("string",), {"format": "date-time"}),
-    (pat.is_temporal, ("string",), {}),
-    (_is_bytes, ("string",), {"contentEncoding": "base64"}),
-    (_is_any, ("string",), {}),
-)
+_KINDS: Final[Mapping[Kind, tuple[tuple[str, ...], Mapping[str, str]]]] = {
+    Kind.NULL: (("null",), {}),
+    Kind.BOOLEAN: (("boolean",), {}),
+    Kind.INTEGER: (("integer", "number"), {}),
+    Kind.FLOATING: (("number",), {}),
+    Kind.DECIMAL: (("number",), {}),
+    Kind.TEXT: (("string",), {}),
+    Kind.BYTES: (("string",), {"contentEncoding": "base64"}),
+    Kind.DATE: (("string",), {"format": "date"}),
+    Kind.TIMESTAMP: (("string",), {"format": "date-time"}),
+    Kind.TIME: (("string",), {}),
+    Kind.DURATION: (("string",), {}),
+    Kind.STRUCT: (("object",), {}),
+    Kind.LIST: (("array",), {}),
+    Kind.MAP: (("object",), {}),
+}
+"""Kind → the types of JSON Schema that take it, and what else a made schema says."""
 
 
 def _kind(data_type: pa.DataType) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    return next((types, more) for is_kind, types, more in _KINDS if is_kind(data_type))
+    types, more = _KINDS[kind_of(data_type, "")]
+    is_local = pat.is_timestamp(data_type) and data_type.tz is None
+    return types, {} if is_local else more
 
 
 # ---- made of an Arrow type -----------------------------------------------------------------------------------------
@@ -97,7 +84,7 @@ def _made(data_type: pa.DataType) -> dict[str, Any]:
         made["additionalProperties"] = False
     elif pat.is_map(data_type):
         made["additionalProperties"] = _nullable(data_type.item_field)
-    elif _is_list(data_type):
+    elif kind_of(data_type, "") is Kind.LIST:
         made["items"] = _nullable(list_field(data_type))
     return made
 
@@ -197,7 +184,7 @@ class _Fitter:
                 node.children[1], data_type.item_type, schema.get("additionalProperties", True), depth + 1
             )
             return replace(node, children=(node.children[0], part))
-        if _is_list(data_type):
+        if kind_of(data_type, "") is Kind.LIST:
             part = self.fitted(node.children[0], list_field(data_type).type, schema.get("items", True), depth + 1)
             return replace(node, children=(part,))
         if pat.is_floating(data_type) and "type" in schema:

@@ -22,16 +22,17 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from spark_kafka_sink.common.errors import ConfigError, SchemaError
-from spark_kafka_sink.serialization.avro_schema import is_text
 from spark_kafka_sink.serialization.column_format import JsonOptions
 from spark_kafka_sink.serialization.plan import (
     MOST_DEPTH,
     OUT_OF_RANGE,
+    PER_SECOND,
     WITH_NULLS,
     WITHOUT_NULLS,
     How,
+    Kind,
     Node,
-    Op,
+    kind_of,
     list_field,
     plain_type,
     special_kind,
@@ -40,7 +41,6 @@ from spark_kafka_sink.serialization.plan import (
 )
 from spark_kafka_sink.serialization.time_zones import Zone, zone_table
 
-PER_SECOND: Final[Mapping[str, int]] = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 _DEFAULT_PATTERNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "timestamp_format": ("timestampFormat", ("yyyy-MM-dd'T'HH:mm:ss[.SSS][XXX]", "yyyy-MM-dd'T'HH:mm:ss.SSSXXX")),
     "timestamp_ntz_format": ("timestampNTZFormat", ("yyyy-MM-dd'T'HH:mm:ss[.SSS]", "yyyy-MM-dd'T'HH:mm:ss.SSS")),
@@ -68,8 +68,8 @@ def json_plan(options: JsonOptions, data_type: pa.DataType, path: str) -> Node:
     supported.
     """
     check_json_options(options)
-    plain = plain_type(data_type)
-    if not (options.takes_any_type or pat.is_struct(plain) or pat.is_map(plain) or _is_list(plain)):
+    is_taken = options.takes_any_type or kind_of(plain_type(data_type), path) in (Kind.STRUCT, Kind.MAP, Kind.LIST)
+    if not is_taken:
         raise SchemaError(
             f"{path}: the format json takes a struct, a map or an array, as to_json does, not the Arrow type"
             f" {data_type}. Put it into a struct, or leave the format out."
@@ -91,10 +91,6 @@ _ESCAPES: Final = {
 }
 
 
-def _is_list(data_type: pa.DataType) -> bool:
-    return bool(pat.is_list(data_type) or pat.is_large_list(data_type) or pat.is_fixed_size_list(data_type))
-
-
 @dataclass(frozen=True, slots=True)
 class _Maker:
     options: JsonOptions
@@ -113,56 +109,55 @@ class _Maker:
             raise SchemaError(f"{path}: a {special} cannot be written as JSON. Cast it to a string before.")
         found = storage(data_type, path)
         node = Node(found.op, path, arg=found.arg)
-        if found.op is Op.STRUCT:
-            return self._struct(data_type, path, depth)
-        if found.op is Op.MAP:
-            return replace(node, children=(self._key(data_type, path, depth), self._item(data_type, path, depth)))
-        if _is_list(data_type):
-            child = self.node(list_field(data_type).type, f"{path}.element", depth=depth + 1)
-            return replace(node, children=(child,))
-        if found.op is Op.DECIMAL:
-            if not -200 <= data_type.scale <= 100:
-                raise SchemaError(f"{path}: the scale of {data_type} must be from -200 to 100.")
-            return replace(node, other=data_type.scale)
-        for is_kind, made in _TIMES:
-            if is_kind(data_type):
-                return made(node, data_type, self.options)
-        return node
+        make = _VALUES.get(kind_of(data_type, path))
+        return node if make is None else make(self, node, data_type, depth)
 
-    def _struct(self, data_type: pa.DataType, path: str, depth: int) -> Node:
+    def struct(self, node: Node, data_type: pa.DataType, depth: int) -> Node:
+        """Return the node of an object."""
         how = WITHOUT_NULLS if self.options.ignore_null_fields else WITH_NULLS
         children = []
         for number in range(data_type.num_fields):
             of = data_type.field(number)
             name = b"," + quoted(of.name) + b":"
-            children.append(self.node(of.type, f"{path}.{of.name}", number, depth + 1, name))
-        return Node(Op.STRUCT, path, how=how, children=tuple(children))
+            children.append(self.node(of.type, f"{node.path}.{of.name}", number, depth + 1, name))
+        return replace(node, how=how, children=tuple(children))
+
+    def list(self, node: Node, data_type: pa.DataType, depth: int) -> Node:
+        """Return the node of an array."""
+        return replace(node, children=(self.node(list_field(data_type).type, f"{node.path}.element", depth=depth + 1),))
+
+    def map(self, node: Node, data_type: pa.DataType, depth: int) -> Node:
+        """Return the node of an object with the keys of a map."""
+        value = self.node(data_type.item_type, f"{node.path}.value", depth=depth + 1)
+        return replace(node, children=(self._key(data_type, node.path, depth), value))
+
+    def decimal(self, node: Node, data_type: pa.DataType, _depth: int) -> Node:
+        """Return the node of a number with its scale."""
+        if not -200 <= data_type.scale <= 100:
+            raise SchemaError(f"{node.path}: the scale of {data_type} must be from -200 to 100.")
+        return replace(node, other=data_type.scale)
 
     def _key(self, data_type: pa.DataType, path: str, depth: int) -> Node:
         key = plain_type(data_type.key_type)
-        is_number = pat.is_boolean(key) or pat.is_integer(key) or pat.is_floating(key) or pat.is_decimal(key)
-        if not (is_text(key) or is_number):
+        if kind_of(key, f"{path}.key") not in _KEYS:
             raise SchemaError(
                 f"{path}.key: keys of the Arrow type {key} have no fixed form in JSON (to_json prints internal"
                 " numbers or addresses). Cast the keys to strings before."
             )
         return self.node(data_type.key_type, f"{path}.key", depth=depth + 1)
 
-    def _item(self, data_type: pa.DataType, path: str, depth: int) -> Node:
-        return self.node(data_type.item_type, f"{path}.value", depth=depth + 1)
-
 
 # ---- dates and times -----------------------------------------------------------------------------------------------
 
 
-def _date(node: Node, data_type: pa.DataType, _options: JsonOptions) -> Node:
+def _date(_maker: _Maker, node: Node, data_type: pa.DataType, _depth: int) -> Node:
     return replace(node, how=How.DATE, arg=86_400_000 if pat.is_date64(data_type) else 1)
 
 
-def _timestamp(node: Node, data_type: pa.DataType, options: JsonOptions) -> Node:
+def _timestamp(maker: _Maker, node: Node, data_type: pa.DataType, _depth: int) -> Node:
     zone = Zone(b"", 0)
     if data_type.tz:
-        zone = zone_table(options.time_zone or data_type.tz)
+        zone = zone_table(maker.options.time_zone or data_type.tz)
     reasons = {OUT_OF_RANGE: "the timestamp is a million years or more away"}
     return replace(
         node,
@@ -174,18 +169,25 @@ def _timestamp(node: Node, data_type: pa.DataType, options: JsonOptions) -> Node
     )
 
 
-def _time(node: Node, data_type: pa.DataType, _options: JsonOptions) -> Node:
+def _time(_maker: _Maker, node: Node, data_type: pa.DataType, _depth: int) -> Node:
     reasons = {OUT_OF_RANGE: "the time of day is below 0 or not below 24 hours"}
     return replace(node, how=How.TIME, arg=PER_SECOND[data_type.unit], reasons=reasons)
 
 
-def _interval(node: Node, data_type: pa.DataType, _options: JsonOptions) -> Node:
+def _interval(_maker: _Maker, node: Node, data_type: pa.DataType, _depth: int) -> Node:
     return replace(node, how=How.INTERVAL, arg=PER_SECOND[data_type.unit])
 
 
-_TIMES: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[Node, pa.DataType, JsonOptions], Node]], ...]] = (
-    (pat.is_date, _date),
-    (pat.is_timestamp, _timestamp),
-    (pat.is_time, _time),
-    (pat.is_duration, _interval),
-)
+_VALUES: Final[Mapping[Kind, Callable[[_Maker, Node, pa.DataType, int], Node]]] = {
+    Kind.DECIMAL: _Maker.decimal,
+    Kind.DATE: _date,
+    Kind.TIMESTAMP: _timestamp,
+    Kind.TIME: _time,
+    Kind.DURATION: _interval,
+    Kind.STRUCT: _Maker.struct,
+    Kind.LIST: _Maker.list,
+    Kind.MAP: _Maker.map,
+}
+"""The kinds whose values are not simply printed."""
+_KEYS: Final = (Kind.TEXT, Kind.BOOLEAN, Kind.INTEGER, Kind.FLOATING, Kind.DECIMAL)
+"""Keys of maps that have a fixed form."""

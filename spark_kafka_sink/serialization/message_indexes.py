@@ -39,11 +39,27 @@ class _Block(NamedTuple):
     """Whether clients would count another index."""
 
 
-def find_message(proto: str, name: str | None) -> Message:
-    """Return the message `name`, with or without the package; the first one of the file if `name` is None.
+def message_name(proto: str, name: str | None) -> str:
+    """Return the full name of the message `name`, which may lack the package; of the first one if `name` is None.
 
-    Raises SchemaError, which names the messages that there are, and for a message whose indexes are unclear.
+    Raises SchemaError, which names the messages that there are.
     """
+    return _found(proto, name)[0]
+
+
+def find_message(proto: str, name: str | None) -> Message:
+    """Return the message `name` with its indexes. Raises as `message_name`, and if the indexes are unclear."""
+    full_name, found = _found(proto, name)
+    if found.is_unclear:
+        raise SchemaError(
+            f"The message {found.path} stands behind a map field or a group of the message around it. Kafka clients in"
+            " different languages would read it as different messages: move it to before that field."
+        )
+    return Message(full_name, found.indexes)
+
+
+def _found(proto: str, name: str | None) -> tuple[str, _Block]:
+    """Return the full name of a message, and its block."""
     package, blocks = _blocks(proto)
     prefix = f"{package}." if package else ""
     names = {None, *(() if name is None else (name.removeprefix("."), name.removeprefix(".").removeprefix(prefix)))}
@@ -53,22 +69,19 @@ def find_message(proto: str, name: str | None) -> Message:
     if found is None:
         known = ", ".join(block.path for block in blocks)
         raise SchemaError(f"The Protobuf schema has no message {name}. It has: {known}.")
-    if found.is_unclear:
-        raise SchemaError(
-            f"The message {found.path} stands behind a map field or a group of the message around it. Kafka clients in"
-            " different languages would read it as different messages: move it to before that field."
-        )
-    return Message(prefix + found.path, found.indexes)
+    return prefix + found.path, found
 
 
 def index_bytes(indexes: Sequence[int]) -> bytes:
     """Return the count and the indexes as zig-zag varints; for the first message of the file only the byte 00."""
     if list(indexes) == [0]:
         return b"\0"
-    return b"".join(_varint(2 * number) for number in (len(indexes), *indexes))  # zig-zag of what is not negative
+    return b"".join(varint(2 * number) for number in (len(indexes), *indexes))  # zig-zag of what is not negative
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """Return a number of 64 bits with 7 bits in each byte, the lowest first; a negative one as its two's complement."""
+    number &= (1 << 64) - 1
     found = bytearray()
     while number > 0x7F:
         found.append(number & 0x7F | 0x80)

@@ -1,8 +1,8 @@
 """One plan for a type tree: nodes that say how values are stored and how they are written. And the buffers for it.
 
-`avro.py` and `json_text.py` make the nodes of a format. A `Plan` holds them as a flat table of bytes, which the kernel
-reads (`_columns.h` describes the fields), and finds the buffers of an Arrow array for each node. Nodes and plans never
-change, so any thread may use them.
+`avro.py`, `json_text.py` and `protobuf.py` make the nodes of a format. A `Plan` holds them as a flat table of bytes,
+which the kernel reads (`_columns.h` describes the fields), and finds the buffers of an Arrow array for each node. Nodes
+and plans never change, so any thread may use them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum, auto
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -78,13 +78,25 @@ NULL_IS_BAD, NOTHING = range(2)
 FINITE: Final = 1
 """Float and double in JSON: NaN and infinity are an error."""
 REQUIRED: Final = -2
-"""The branch of null in JSON: a null is an error."""
+"""The branch of null in JSON and Protobuf: a null is an error."""
 WITH_NULLS, WITHOUT_NULLS = range(2)
 """Structs in JSON: with or without the fields that are null."""
+VARINT, ZIGZAG, BITS_32, BITS_64, INSTANT, SPAN = range(6)
+"""Numbers in Protobuf. `arg` divides them without a rest and `other` multiplies them, where these are above 1. INSTANT
+and SPAN are a Timestamp and a Duration; `arg`: units in a second.
+"""
+AS_FLOAT, AS_DOUBLE = range(2)
+"""Float in Protobuf."""
+EACH_WITH_TAG, PACKED = range(2)
+"""Lists in Protobuf."""
+WITHOUT_DEFAULT, WRAPPED = range(2)
+"""The branch of a value in Protobuf: 0 and "" are left out, or the value is in a message of its own."""
 
-IS_NULL, TOO_LARGE, NO_SYMBOL, WRONG_SIZE, OUT_OF_RANGE, INEXACT = range(2, 8)
+IS_NULL, TOO_LARGE, NO_SYMBOL, WRONG_SIZE, OUT_OF_RANGE, INEXACT, NOT_UTF8, SECOND = range(2, 10)
 """Why a row is bad, as the kernel says it."""
 
+PER_SECOND: Final[Mapping[str, int]] = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+"""Unit of time in Arrow → how many are a second."""
 MOST_DEPTH: Final = 100
 MOST_OF_A_SIZE: Final = (1 << 22) - 1
 
@@ -99,7 +111,7 @@ class Node:
     how: int = 0
     children: tuple[Node, ...] = ()
     null_branch: int = -1
-    """Avro: the number of null in the union, -1 if there is no null."""
+    """Avro: the number of null in the union, -1 if there is none. Protobuf: the number of the field's oneof, or -1."""
     value_branch: int = -1
     """Avro: the number of the value in the union, -1 if there is no union."""
     arg: int = 0
@@ -107,9 +119,9 @@ class Node:
     other: int = 0
     """The scale of a decimal in JSON, 1 for unsigned indices of a dictionary, or see the constants above."""
     name: bytes = b""
-    """JSON: the field's name with comma, quotes and colon."""
+    """JSON: the field's name with comma, quotes and colon. Protobuf: the field's tag."""
     extra: bytes = b""
-    """The symbols of an enum, or the changes of a time zone."""
+    """The symbols of an enum, the changes of a time zone, or the numbers that are allowed."""
     source: int = -1
     """The number of the field in the parent's struct."""
     reasons: Mapping[int, str] = field(default_factory=dict)
@@ -121,6 +133,7 @@ REASONS: Final = {
     TOO_LARGE: "the decimal has more digits than the schema allows",
     OUT_OF_RANGE: "the number is out of the range that can be written",
     INEXACT: "it is not a whole number of the schema's unit, and its rest would be lost",
+    NOT_UTF8: "the text is not UTF-8, which Protobuf demands",
 }
 
 
@@ -186,6 +199,51 @@ def storage(data_type: pa.DataType, path: str) -> Storage:
                 break
             return found
     raise SchemaError(f"{path}: values of the Arrow type {data_type} cannot be written. Cast the column before.")
+
+
+class Kind(Enum):
+    """What the values of an Arrow type are, for the formats: each has a table by it."""
+
+    NULL = auto()
+    BOOLEAN = auto()
+    INTEGER = auto()
+    FLOATING = auto()
+    TEXT = auto()
+    BYTES = auto()
+    DECIMAL = auto()
+    DATE = auto()
+    TIMESTAMP = auto()
+    TIME = auto()
+    DURATION = auto()
+    STRUCT = auto()
+    LIST = auto()
+    MAP = auto()
+
+
+_KIND_OF_TIMES: Final[tuple[tuple[Callable[[pa.DataType], bool], Kind], ...]] = (
+    (pat.is_date, Kind.DATE),
+    (pat.is_timestamp, Kind.TIMESTAMP),
+    (pat.is_time, Kind.TIME),
+    (pat.is_duration, Kind.DURATION),
+)
+KIND_OF_OPS: Final[Mapping[Op, Kind]] = {
+    Op.ABSENT: Kind.NULL,
+    Op.BOOL: Kind.BOOLEAN,
+    **dict.fromkeys((Op.I8, Op.I16, Op.I32, Op.I64, Op.U8, Op.U16, Op.U32, Op.U64), Kind.INTEGER),
+    **dict.fromkeys((Op.F16, Op.F32, Op.F64), Kind.FLOATING),
+    **dict.fromkeys((Op.TEXT32, Op.TEXT64, Op.TEXT_VIEW), Kind.TEXT),
+    **dict.fromkeys((Op.BYTES32, Op.BYTES64, Op.BYTES_VIEW, Op.BYTES_FIXED), Kind.BYTES),
+    Op.DECIMAL: Kind.DECIMAL,
+    Op.STRUCT: Kind.STRUCT,
+    **dict.fromkeys((Op.LIST32, Op.LIST64, Op.LIST_FIXED), Kind.LIST),
+    Op.MAP: Kind.MAP,
+}
+
+
+def kind_of(data_type: pa.DataType, path: str) -> Kind:
+    """Return the kind of a type that is no dictionary. Raises SchemaError as `storage`."""
+    of_time = next((kind for is_kind, kind in _KIND_OF_TIMES if is_kind(data_type)), None)
+    return of_time or KIND_OF_OPS[storage(data_type, path).op]
 
 
 def plain_type(data_type: pa.DataType) -> pa.DataType:

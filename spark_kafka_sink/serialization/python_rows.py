@@ -1,4 +1,5 @@
-"""The twin of the kernel's emitters in plain Python, for installations without the kernel: the same bytes, slowly.
+"""The twin of the kernel's emitters in plain Python, for installations without the kernel: the same bytes, slowly. Here
+for Avro and JSON, and the values of all formats.
 
 An array becomes a list of raw values: integers for times, decimals without their scale, bytes for text, tuples for
 structs, lists, and lists of pairs for maps. A writer appends one such value to an output. No state; any thread.
@@ -26,6 +27,7 @@ from spark_kafka_sink.serialization.plan import (
     FINITE,
     INEXACT,
     IS_NULL,
+    KIND_OF_OPS,
     NO_SYMBOL,
     NOTHING,
     OF_SIZE,
@@ -39,6 +41,7 @@ from spark_kafka_sink.serialization.plan import (
     WITHOUT_NULLS,
     WRONG_SIZE,
     How,
+    Kind,
     Node,
     Op,
 )
@@ -47,10 +50,6 @@ from spark_kafka_sink.serialization.time_zones import FOUR_CENTURIES
 Write = Callable[[bytearray, Any], None]
 """Appends a value to an output. Raises BadValue."""
 
-_INTS: Final = (Op.I8, Op.I16, Op.I32, Op.I64, Op.U8, Op.U16, Op.U32, Op.U64)
-_TEXTS: Final = (Op.TEXT32, Op.TEXT64, Op.TEXT_VIEW)
-_BYTES: Final = (Op.BYTES32, Op.BYTES64, Op.BYTES_VIEW, Op.BYTES_FIXED)
-_LISTS: Final = (Op.LIST32, Op.LIST64, Op.LIST_FIXED)
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
@@ -63,11 +62,6 @@ class BadValue(Exception):  # noqa: N818  not an error of the caller
         self.reason = node.reasons.get(code) or REASONS[code]
 
 
-def row_writer(node: Node, column: pa.Array, *, is_json: bool) -> tuple[Sequence[Any], Write]:
-    """Return the raw value of each row, and what writes one."""
-    return raw_values(node, column), (_json_writer(node) if is_json else _avro_writer(node))
-
-
 # ---- raw values ----------------------------------------------------------------------------------------------------
 
 
@@ -75,17 +69,21 @@ def raw_values(node: Node, column: pa.Array) -> list[Any]:
     """Return a raw value for each row, None for a null."""
     while isinstance(column.type, pa.BaseExtensionType):
         column = column.storage
-    return _RAW.get(node.op, _raw_numbers)(node, column)
+    if node.op is Op.DICT:
+        return _raw_entries(node, column)
+    return _RAW.get(KIND_OF_OPS[node.op], _raw_numbers)(node, column)
 
 
 def _raw_numbers(_node: Node, column: pa.Array) -> list[Any]:
-    if column.type in (pa.bool_(), pa.float32(), pa.float64()) or pa.types.is_integer(column.type):
+    if pa.types.is_boolean(column.type) or pa.types.is_integer(column.type):
         return list(column.to_pylist())
     width = column.type.bit_width
     return list(column.view(pa.int32() if width == 32 else pa.int64()).to_pylist())
 
 
-def _raw_halves(_node: Node, column: pa.Array) -> list[Any]:
+def _raw_floats(node: Node, column: pa.Array) -> list[Any]:
+    if node.op is not Op.F16:
+        return list(column.to_pylist())
     bits = column.view(pa.uint16()).to_pylist()
     return [None if half is None else struct.unpack("<e", struct.pack("<H", half))[0] for half in bits]
 
@@ -141,15 +139,15 @@ def _raw_entries(node: Node, column: pa.Array) -> list[Any]:
     return [None if index is None else entries[index] for index in column.indices.to_pylist()]
 
 
-_RAW: Final[Mapping[Op, Callable[[Node, pa.Array], list[Any]]]] = {
-    Op.ABSENT: _raw_nulls,
-    Op.F16: _raw_halves,
-    Op.DECIMAL: _raw_decimals,
-    Op.STRUCT: _raw_structs,
-    Op.MAP: _raw_lists,
-    Op.DICT: _raw_entries,
-    **dict.fromkeys(_LISTS, _raw_lists),
-    **dict.fromkeys((*_TEXTS, *_BYTES), _raw_bytes),
+_RAW: Final[Mapping[Kind, Callable[[Node, pa.Array], list[Any]]]] = {
+    Kind.NULL: _raw_nulls,
+    Kind.FLOATING: _raw_floats,
+    Kind.TEXT: _raw_bytes,
+    Kind.BYTES: _raw_bytes,
+    Kind.DECIMAL: _raw_decimals,
+    Kind.STRUCT: _raw_structs,
+    Kind.LIST: _raw_lists,
+    Kind.MAP: _raw_lists,
 }
 
 
@@ -165,11 +163,11 @@ def _long(number: int) -> bytes:
     return bytes([*made, zigzag])
 
 
-def _avro_writer(node: Node) -> Write:
+def avro_writer(node: Node) -> Write:
     """Return what writes a value or null, with the number of its branch if it stands in a union."""
     if node.op is Op.DICT:
-        return _avro_writer(replaced_null(node))
-    write = _AVRO[node.op](node)
+        return avro_writer(replaced_null(node))
+    write = _AVRO[KIND_OF_OPS[node.op]](node)
     branch = b"" if node.value_branch < 0 else _long(node.value_branch)
 
     def written(output: bytearray, value: Any) -> None:
@@ -213,8 +211,9 @@ def _avro_integer(node: Node) -> Write:
     return write
 
 
-def _avro_float(layout: str) -> Callable[[Node], Write]:
-    return lambda _: lambda output, value: output.extend(struct.pack(layout, value))
+def _avro_float(node: Node) -> Write:
+    layout = "<d" if node.op is Op.F64 else "<f"
+    return lambda output, value: output.extend(struct.pack(layout, value))
 
 
 def _symbols(extra: bytes) -> dict[bytes, int]:
@@ -260,7 +259,7 @@ def _avro_decimal(node: Node) -> Write:
 
 
 def _avro_struct(node: Node) -> Write:
-    writers = [_avro_writer(child) for child in node.children]
+    writers = [avro_writer(child) for child in node.children]
 
     def write(output: bytearray, value: tuple[Any, ...]) -> None:
         for one, part in zip(writers, value, strict=True):
@@ -279,7 +278,7 @@ def _avro_struct(node: Node) -> Write:
 
 
 def _avro_list(node: Node) -> Write:
-    (write_element,) = [_avro_writer(child) for child in node.children]
+    (write_element,) = [avro_writer(child) for child in node.children]
 
     def write(output: bytearray, value: list[Any]) -> None:
         output += _long(len(value)) if value else b""
@@ -291,7 +290,7 @@ def _avro_list(node: Node) -> Write:
 
 
 def _avro_map(node: Node) -> Write:
-    write_key, write_value = (_avro_writer(child) for child in node.children)
+    write_key, write_value = (avro_writer(child) for child in node.children)
 
     def write(output: bytearray, value: list[tuple[Any, Any]]) -> None:
         output += _long(len(value)) if value else b""
@@ -310,18 +309,17 @@ def _nothing(node: Node) -> Write:
     return write
 
 
-_AVRO: Final[Mapping[Op, Callable[[Node], Write]]] = {
-    Op.ABSENT: _nothing,
-    Op.BOOL: lambda _: lambda output, value: output.append(value),
-    Op.F16: _avro_float("<f"),
-    Op.F32: _avro_float("<f"),
-    Op.F64: _avro_float("<d"),
-    Op.DECIMAL: _avro_decimal,
-    Op.STRUCT: _avro_struct,
-    Op.MAP: _avro_map,
-    **dict.fromkeys(_INTS, _avro_integer),
-    **dict.fromkeys((*_TEXTS, *_BYTES), _avro_bytes),
-    **dict.fromkeys(_LISTS, _avro_list),
+_AVRO: Final[Mapping[Kind, Callable[[Node], Write]]] = {
+    Kind.NULL: _nothing,
+    Kind.BOOLEAN: lambda _: lambda output, value: output.append(value),
+    Kind.INTEGER: _avro_integer,
+    Kind.FLOATING: _avro_float,
+    Kind.TEXT: _avro_bytes,
+    Kind.BYTES: _avro_bytes,
+    Kind.DECIMAL: _avro_decimal,
+    Kind.STRUCT: _avro_struct,
+    Kind.LIST: _avro_list,
+    Kind.MAP: _avro_map,
 }
 
 
@@ -351,9 +349,9 @@ def json_string(text: bytes) -> bytes:
     return b'"' + text + b'"'
 
 
-def _json_writer(node: Node) -> Write:
+def json_writer(node: Node) -> Write:
     """Return what writes a value or null."""
-    write = _JSON[node.op](node)
+    write = json_writer(node.children[0]) if node.op is Op.DICT else _JSON[KIND_OF_OPS[node.op]](node)
 
     def written(output: bytearray, value: Any) -> None:
         if value is None:
@@ -403,10 +401,10 @@ def java_text(number: float, *, is_float: bool) -> str:
     return number_text(number, digits, int(exponent))
 
 
-def _floating_text(node: Node, number: float, *, is_float: bool) -> str:
+def _floating_text(node: Node, number: float) -> str:
     if node.how == FINITE and not isfinite(number):
         raise BadValue(node, OUT_OF_RANGE)
-    return java_text(number, is_float=is_float)
+    return java_text(number, is_float=node.op is not Op.F64)
 
 
 def _as_float(number: float) -> float:
@@ -428,7 +426,7 @@ def _of_two_digits(number: float) -> Decimal:
     return Decimal(f"{Decimal(number):.1e}")
 
 
-def _decimal_text(node: Node, value: int) -> str:
+def decimal_text(node: Node, value: int) -> str:
     """Return BigDecimal.toString."""
     digits, scale = str(abs(value)), node.other
     sign, exponent = "-" if value < 0 else "", len(digits) - 1 - scale
@@ -520,7 +518,7 @@ _TIMES: Final[Mapping[How, Callable[[Node, int], str]]] = {
 
 
 def _json_struct(node: Node) -> Write:
-    parts = [(child.name, _json_writer(child)) for child in node.children]
+    parts = [(child.name, json_writer(child)) for child in node.children]
     is_left_out = [node.how == WITHOUT_NULLS and child.null_branch != REQUIRED for child in node.children]
 
     def write(output: bytearray, value: tuple[Any, ...]) -> None:
@@ -536,7 +534,7 @@ def _json_struct(node: Node) -> Write:
 
 
 def _json_list(node: Node) -> Write:
-    write_element = _json_writer(node.children[0])
+    write_element = json_writer(node.children[0])
 
     def write(output: bytearray, value: list[Any]) -> None:
         output += b"["
@@ -550,7 +548,7 @@ def _json_list(node: Node) -> Write:
 
 def _json_map(node: Node) -> Write:
     key_node = node.children[0]
-    write_key, write_value = (_json_writer(child) for child in node.children)
+    write_key, write_value = (json_writer(child) for child in node.children)
 
     def write(output: bytearray, value: list[tuple[Any, Any]]) -> None:
         output += b"{"
@@ -568,22 +566,15 @@ def _json_map(node: Node) -> Write:
     return write
 
 
-def _json_entry(node: Node) -> Write:
-    return _json_writer(node.children[0])
-
-
-_JSON: Final[Mapping[Op, Callable[[Node], Write]]] = {
-    Op.ABSENT: _nothing,
-    Op.BOOL: _texted(lambda _, value: "true" if value else "false"),
-    Op.F16: _texted(lambda node, value: _floating_text(node, value, is_float=True)),
-    Op.F32: _texted(lambda node, value: _floating_text(node, value, is_float=True)),
-    Op.F64: _texted(lambda node, value: _floating_text(node, value, is_float=False)),
-    Op.DECIMAL: _texted(_decimal_text),
-    Op.STRUCT: _json_struct,
-    Op.MAP: _json_map,
-    Op.DICT: _json_entry,
-    **dict.fromkeys(_INTS, _texted(_integer_text)),
-    **dict.fromkeys(_TEXTS, lambda _: lambda output, value: output.extend(json_string(value))),
-    **dict.fromkeys(_BYTES, lambda _: lambda output, value: output.extend(b'"' + base64.b64encode(value) + b'"')),
-    **dict.fromkeys(_LISTS, _json_list),
+_JSON: Final[Mapping[Kind, Callable[[Node], Write]]] = {
+    Kind.NULL: _nothing,
+    Kind.BOOLEAN: _texted(lambda _, value: "true" if value else "false"),
+    Kind.INTEGER: _texted(_integer_text),
+    Kind.FLOATING: _texted(_floating_text),
+    Kind.TEXT: lambda _: lambda output, value: output.extend(json_string(value)),
+    Kind.BYTES: lambda _: lambda output, value: output.extend(b'"' + base64.b64encode(value) + b'"'),
+    Kind.DECIMAL: _texted(decimal_text),
+    Kind.STRUCT: _json_struct,
+    Kind.LIST: _json_list,
+    Kind.MAP: _json_map,
 }

@@ -29,6 +29,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.common.texts import one_line
 from spark_kafka_sink.serialization.column_format import AVRO, JSON_SCHEMA, PROTOBUF, ColumnFormat
 from spark_kafka_sink.serialization.message_indexes import find_message, index_bytes
+from spark_kafka_sink.serialization.protobuf_parser import WELL_KNOWN
 from spark_kafka_sink.serialization.registry_settings import IN_HEADER, IN_PREFIX, PREFIX, RegistrySettings
 from spark_kafka_sink.serialization.subjects import subject_of
 
@@ -103,8 +104,9 @@ def _check_schema(schema: Schema, column_format: ColumnFormat, subject: str) -> 
             f"{where}: it is {one_line(str(schema.schema_type))}, and {column_format.field}.format="
             f"{column_format.name} needs {wanted}."
         )
-    if schema.references:
-        other = one_line(str(schema.references[0].name))
+    others = [str(each.name) for each in schema.references or () if not str(each.name).startswith(WELL_KNOWN)]
+    if others:
+        other = one_line(others[0])
         raise SchemaError(
             f"{where}: it refers to another schema, {other}, and this sink follows no references. Write the types into"
             " the schema itself."

@@ -14,7 +14,7 @@ from spark_kafka_sink.serialization.format_options import Formats
 from spark_kafka_sink.serialization.format_settings import FormatSettings
 from spark_kafka_sink.serialization.record_formats import ResolvedFormat, ResolvedFormats
 from spark_kafka_sink.serialization.registry import registered
-from spark_kafka_sink.serialization.schemas import column_format
+from spark_kafka_sink.serialization.schemas import column_format, parsed
 
 
 def resolved(formats: Formats, types: Mapping[str, pa.DataType], topic: str | None) -> ResolvedFormats:
@@ -31,6 +31,6 @@ def resolved(formats: Formats, types: Mapping[str, pa.DataType], topic: str | No
 def _resolved(formats: Formats, settings: FormatSettings, data_type: pa.DataType, topic: str | None) -> ResolvedFormat:
     found = column_format(settings, data_type)
     if formats.registry is not None:
-        found = registered(found, formats.registry, settings.strategy, topic)
+        found = parsed(registered(found, formats.registry, settings.strategy, topic))
         ColumnEncoder(found, data_type)  # refuses a type that does not fit the registry's schema
     return ResolvedFormat(found, data_type)

@@ -53,6 +53,8 @@ LEAVES: tuple[pa.DataType, ...] = (
 )
 KEYS: tuple[pa.DataType, ...] = (pa.string(), pa.large_string(), pa.string_view())
 
+Value = Callable[[random.Random, pa.DataType], Any]
+
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 """0001-01-01 and 9999-12-31."""
 _TEXT = string.ascii_letters + string.digits + ' _-/"\\\n\t\x01\x1f\x7fäß€é\u2028😀漢'
@@ -88,10 +90,12 @@ def random_struct(
 # ---- arrays --------------------------------------------------------------------------------------------------------
 
 
-def random_array(rng: random.Random, data_type: pa.DataType, rows: int, *, nullable: bool = True) -> pa.Array:
-    """Return an array of a type: a slice of a longer one, more often than not."""
+def random_array(
+    rng: random.Random, data_type: pa.DataType, rows: int, *, nullable: bool = True, value: Value | None = None
+) -> pa.Array:
+    """Return an array of a type: a slice of a longer one, more often than not. `value` returns a value of a leaf."""
     before, after = (rng.randrange(4), rng.randrange(4)) if rng.random() < 0.6 else (0, 0)
-    made = _array(rng, data_type, before + rows + after, nullable and rng.random() < 0.8)
+    made = _array(rng, data_type, before + rows + after, nullable and rng.random() < 0.8, value or random_value)
     return made.slice(before, rows)
 
 
@@ -100,24 +104,26 @@ def _mask(rng: random.Random, rows: int, nullable: bool) -> pa.Array | None:
     return pa.array([rng.random() < 0.25 for _ in range(rows)], pa.bool_()) if nullable else None
 
 
-def _array(rng: random.Random, data_type: pa.DataType, rows: int, nullable: bool) -> pa.Array:
+def _array(rng: random.Random, data_type: pa.DataType, rows: int, nullable: bool, value: Value) -> pa.Array:
     if pat.is_struct(data_type):
         fields = [data_type.field(number) for number in range(data_type.num_fields)]
-        children = [random_array(rng, of.type, rows, nullable=of.nullable) for of in fields]
+        children = [random_array(rng, of.type, rows, nullable=of.nullable, value=value) for of in fields]
         if not children:
             return _empty_structs(rng, data_type, rows, nullable)
         return pa.StructArray.from_arrays(children, fields=fields, mask=_mask(rng, rows, nullable))
     if pat.is_dictionary(data_type):
-        return _dictionary(rng, data_type, rows, nullable)
+        return _dictionary(rng, data_type, rows, nullable, value)
     if pat.is_fixed_size_list(data_type):
         size = data_type.list_size
-        values = random_array(rng, data_type.value_type, rows * size, nullable=data_type.value_field.nullable)
+        values = random_array(
+            rng, data_type.value_type, rows * size, nullable=data_type.value_field.nullable, value=value
+        )
         valid = _bits(rng, rows) if nullable else None
         return pa.Array.from_buffers(data_type, rows, [valid], children=[values])
     if pat.is_map(data_type) or pat.is_list(data_type) or pat.is_large_list(data_type):
-        return _list(rng, data_type, rows, nullable)
-    values = [_value(rng, data_type) for _ in range(rows)]
-    return pa.array([None if nullable and rng.random() < 0.25 else value for value in values], data_type)
+        return _list(rng, data_type, rows, nullable, value)
+    values = [value(rng, data_type) for _ in range(rows)]
+    return pa.array([None if nullable and rng.random() < 0.25 else each for each in values], data_type)
 
 
 def _bits(rng: random.Random, rows: int) -> pa.Buffer:
@@ -128,13 +134,13 @@ def _empty_structs(rng: random.Random, data_type: pa.DataType, rows: int, nullab
     return pa.Array.from_buffers(data_type, rows, [_bits(rng, rows) if nullable else None], children=[])
 
 
-def _dictionary(rng: random.Random, data_type: pa.DataType, rows: int, nullable: bool) -> pa.Array:
-    entries = random_array(rng, data_type.value_type, 5, nullable=nullable)
+def _dictionary(rng: random.Random, data_type: pa.DataType, rows: int, nullable: bool, value: Value) -> pa.Array:
+    entries = random_array(rng, data_type.value_type, 5, nullable=nullable, value=value)
     indices = [None if nullable and rng.random() < 0.2 else rng.randrange(5) for _ in range(rows)]
     return pa.DictionaryArray.from_arrays(pa.array(indices, data_type.index_type), entries)
 
 
-def _list(rng: random.Random, data_type: pa.DataType, rows: int, nullable: bool) -> pa.Array:
+def _list(rng: random.Random, data_type: pa.DataType, rows: int, nullable: bool, value: Value) -> pa.Array:
     offsets = [rng.randrange(3)]
     for _ in range(rows):
         offsets.append(offsets[-1] + rng.choice((0, 0, 1, 2, 5)))
@@ -142,11 +148,11 @@ def _list(rng: random.Random, data_type: pa.DataType, rows: int, nullable: bool)
     layout = "<q" if pat.is_large_list(data_type) else "<i"
     packed = pa.py_buffer(b"".join(struct.pack(layout, offset) for offset in offsets))
     if pat.is_map(data_type):
-        keys = random_array(rng, data_type.key_type, total, nullable=False)
-        items = random_array(rng, data_type.item_type, total, nullable=data_type.item_field.nullable)
+        keys = random_array(rng, data_type.key_type, total, nullable=False, value=value)
+        items = random_array(rng, data_type.item_type, total, nullable=data_type.item_field.nullable, value=value)
         child = pa.StructArray.from_arrays([keys, items], fields=[data_type.key_field, data_type.item_field])
     else:
-        child = random_array(rng, data_type.value_type, total, nullable=data_type.value_field.nullable)
+        child = random_array(rng, data_type.value_type, total, nullable=data_type.value_field.nullable, value=value)
     return pa.Array.from_buffers(data_type, rows, [_bits(rng, rows) if nullable else None, packed], children=[child])
 
 
@@ -185,7 +191,7 @@ def _float_of(rng: random.Random, bits: int) -> float:
     return 0.5 if number != number else float(number)
 
 
-def _value(rng: random.Random, data_type: pa.DataType) -> Any:
+def random_value(rng: random.Random, data_type: pa.DataType) -> Any:
     """Return a value that pa.array takes for the type."""
     for is_kind, made in _VALUES:
         if is_kind(data_type):

@@ -71,7 +71,7 @@ def test_strategies_and_the_registry_are_parsed() -> None:
             {"key.avro.nullable": "null-first", "value.format": "avro"},
             r"key\.avro\.nullable has no effect without key\.",
         ),
-        ({"value.format": "xml"}, r"value\.format='xml' must be one of avro, json, json-schema"),
+        ({"value.format": "xml"}, r"value\.format='xml' must be one of avro, protobuf, json, json-schema"),
         ({"value.format": "json", "value.schema": "{}"}, r"value\.schema has no effect with value\.format=json"),
         ({"value.format": "avro", "value.json.timezone": "UTC"}, r"value\.json\.timeZone has no effect with"),
         ({"value.format": "avro", "value.avro.nullable": "first"}, r"must be one of null-last, null-first"),

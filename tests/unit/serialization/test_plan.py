@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -14,6 +15,8 @@ from spark_kafka_sink.record.kernel import KERNEL, has_kernel
 from spark_kafka_sink.serialization.column_format import JsonOptions
 from spark_kafka_sink.serialization.json_text import json_plan
 from spark_kafka_sink.serialization.plan import Op, Plan, powers_of_ten
+from spark_kafka_sink.serialization.protobuf import protobuf_plan
+from spark_kafka_sink.serialization.protobuf_parser import parse_proto
 
 TYPE = pa.struct([("a", pa.list_(pa.string())), ("b", pa.struct([("c", pa.int8())])), ("d", pa.binary(3))])
 
@@ -85,6 +88,8 @@ NAMES = (
         ("used", 5000),
         ("used", -1),
         ("buffers", ()),
+        ("form", 3),
+        ("form", -1),
     ],
 )
 def test_kernel_refuses_sizes_that_do_not_fit(name: str, given: object) -> None:
@@ -97,15 +102,63 @@ def test_kernel_refuses_sizes_that_do_not_fit(name: str, given: object) -> None:
         KERNEL.encode_rows(*changed)
 
 
+PROTO = """
+syntax = "proto3";
+import "google/protobuf/timestamp.proto";
+import "google/protobuf/wrappers.proto";
+enum E { A = 0; LONG_NAME = 300; }
+message M {
+  repeated string a = 1; N b = 2; bytes d = 3; repeated E e = 4; map<string, sint64> m = 536870911;
+  google.protobuf.Timestamp at = 5; google.protobuf.StringValue w = 6; oneof o { E f = 7; string dec = 8; }
+}
+message N { int32 c = 1; }
+"""
+PROTO_COLUMN = pa.array(
+    [
+        {
+            "a": ["x", "long enough for no view"],
+            "b": {"c": 1},
+            "d": b"abc",
+            "e": ["A", "LONG_NAME"],
+            "m": [("k", -1), ("", 2**62)],
+            "at": -1,
+            "w": "wrapped",
+            "f": None,
+            "dec": Decimal("1.25"),
+        },
+        None,
+    ],
+    pa.struct(
+        [
+            *TYPE,
+            ("e", pa.list_(pa.string())),
+            ("m", pa.map_(pa.string(), pa.int64())),
+            ("at", pa.timestamp("us", "UTC")),
+            ("w", pa.string()),
+            ("f", pa.uint8()),
+            ("dec", pa.decimal128(20, 2)),
+        ]
+    ),
+)
+PLANS = {
+    "json": lambda: (Plan(json_plan(JsonOptions(), TYPE, "value")), COLUMN),
+    "protobuf": lambda: (
+        Plan(protobuf_plan(parse_proto(PROTO, "M", "value"), PROTO_COLUMN.type, "value")),
+        PROTO_COLUMN,
+    ),
+}
+
+
 @pytest.mark.skipif(not has_kernel(), reason="about the kernel")
 @pytest.mark.parametrize("seed", range(20))
-def test_kernel_survives_any_table(seed: int) -> None:
+@pytest.mark.parametrize("name", PLANS)
+def test_kernel_survives_any_table(name: str, seed: int) -> None:
     """Numbers of the plan and of the bound buffers are changed. It writes rows or raises ValueError."""
     rng = random.Random(seed)
-    plan = Plan(json_plan(JsonOptions(), TYPE, "value"))
+    plan, column = PLANS[name]()
     for _ in range(200):
-        changed = arguments(plan, COLUMN)
-        changed[0] = rng.randrange(2)
+        changed = arguments(plan, column)
+        changed[0] = rng.randrange(3)
         for place in (1, 3):
             table = array("q", changed[place])
             for _ in range(rng.randrange(3)):

@@ -8,25 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.generated_columns import random_array, random_struct
+from support.without_kernel import without_kernel
 
 from spark_kafka_sink.record.kernel import has_kernel
-from spark_kafka_sink.serialization import column_encoder
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.column_format import EncodedColumn
 from spark_kafka_sink.serialization.format_settings import FormatSettings
 from spark_kafka_sink.serialization.python_rows import json_string
 from spark_kafka_sink.serialization.schemas import column_format
 
 BOTH = pytest.mark.parametrize("name", ["avro", "json"])
 pytestmark = pytest.mark.skipif(not has_kernel(), reason="compares with the kernel")
-
-
-def without_kernel(
-    encoder: ColumnEncoder, column: pa.Array, most_bytes: int, patch: pytest.MonkeyPatch
-) -> EncodedColumn:
-    with patch.context() as inner:
-        inner.setattr(column_encoder, "KERNEL", None)
-        return encoder.encode(column, most_bytes)
 
 
 def compare(seed: int, name: str, patch: pytest.MonkeyPatch, rows: int = 20) -> int:
