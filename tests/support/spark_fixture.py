@@ -1,7 +1,7 @@
 """`spark`: one SparkSession with two cores for the whole test session.
 
-It has the jars of Spark's own Kafka sink only if a test of the session uses `spark_sink`. `own_spark_home`: for a Spark
-that leaves files in its folder.
+It has the jars of Spark's own Kafka sink only if a test of the session uses `spark_sink`, and the jar of `to_avro` only
+if one uses `spark_avro`. `own_spark_home`: for a Spark that leaves files in its folder.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SPARK_SINK_LOCK = KAFKA_LOCK.with_name("spark-sql-kafka.lock.json")
+SPARK_AVRO_LOCK = Path(__file__).resolve().parents[2] / "benchmarks" / "spark-avro.lock.json"
 
 
 @pytest.fixture
@@ -43,13 +44,22 @@ def spark_sink() -> str:
 
 
 @pytest.fixture(scope="session")
+def spark_avro() -> None:
+    """Give `spark` the functions of `pyspark.sql.avro`."""
+
+
+@pytest.fixture(scope="session")
 def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # A running JVM loads no more jars. The selected tests show whether one needs them.
-    needs_jars = any("spark_sink" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    locks = [
+        lock for name, lock in (("spark_sink", SPARK_SINK_LOCK), ("spark_avro", SPARK_AVRO_LOCK)) if name in needed
+    ]
+    jars = [str(jar) for lock in locks for jar in fetch_jars(lock)]
     session = (
         SparkSession.builder.master("local[2]")
         .appName("spark_kafka_sink tests")
@@ -59,7 +69,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.task.maxFailures", "1")
-        .config("spark.jars", ",".join(map(str, fetch_jars(SPARK_SINK_LOCK))) if needs_jars else "")
+        .config("spark.jars", ",".join(jars))
         .getOrCreate()
     )
     yield session
