@@ -145,6 +145,18 @@ def test_tables_of_the_page_are_made_of_the_results() -> None:
     assert text == with_tables(text), "stale: python tests/unit/test_pyspark_versions.py"
 
 
+def test_every_line_has_run_with_every_pyspark() -> None:
+    lines = [*AT_LEAST_ONCE, *EXACTLY_ONCE, *KILL_LINES, *PLACE_LINES]
+    reasons = all_reasons()
+    missing = [
+        f"{versions['pyspark']}: {line.what}"
+        for versions, tests in RESULTS
+        for line in lines
+        if cell(line, tests, reasons) == "not run"
+    ]
+    assert missing == [], "make test-pyspark runs them"
+
+
 def test_no_test_fails() -> None:
     failed = [
         f"{versions['pyspark']} {name}" for versions, tests in RESULTS for name, how in tests.items() if how == "failed"

@@ -14,11 +14,15 @@ from pathlib import Path
 import pytest
 from integration.deploy.conftest import WRITE_JOB, Told, environment, run
 from support.librdkafka import read_topic
-from support.pyspark_capabilities import FORMAT, SAME_NAME, without_format
+from support.pyspark_capabilities import FORMAT, RELEASE, SAME_NAME, without_format
 
 from spark_kafka_sink.local import Admin
+from spark_kafka_sink.local.jars import resolve_jars
 
 pytestmark = pytest.mark.slow
+
+CONNECT_OF_3_5 = "org.apache.spark:spark-connect_2.12:3.5.7"
+"""The server for PySpark 3.5, which does not bring it. 3.5.7 is the last one that was published."""
 
 Submit = Callable[..., Told]
 
@@ -136,7 +140,11 @@ def test_format_must_be_registered_outside_sparks_search_path(
 
 def test_every_interface_writes_on_spark_connect(kafka_broker: Admin, topic: str, tmp_path: Path) -> None:
     interfaces = without_format("write", "foreachPartition", "format", "foreach", "foreachBatch", "stream")
-    arguments = [kafka_broker.bootstrap_servers, topic, *interfaces]
     variables = environment(SPARK_REMOTE="local[2]", PYSPARK_PYTHON=sys.executable)
+    if RELEASE < (4, 0):
+        interfaces.remove("foreachPartition")  # Spark Connect 3.5 does not have it
+        ((_, jar),) = resolve_jars([CONNECT_OF_3_5], with_dependencies=False, folder=tmp_path / "jars")
+        variables["PYSPARK_SUBMIT_ARGS"] = f"--jars {jar} pyspark-shell"
+    arguments = [kafka_broker.bootstrap_servers, topic, *interfaces]
     reported = run([sys.executable, WRITE_JOB, *arguments], tmp_path, variables)
     assert_each_wrote_every_row(kafka_broker, topic, reported)
