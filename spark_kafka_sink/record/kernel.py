@@ -51,7 +51,7 @@ def column_buffers(column: pa.BinaryArray | None) -> tuple[Any, Any, Any, int]:
 
 _WITHOUT_KERNEL: Final = (
     "numpy encodes the records, at about a third of its speed, and plain Python writes columns with a format (Avro,"
-    " JSON), at about a sixtieth"
+    " Protobuf, JSON), at about a sixtieth"
 )
 
 

@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient, dual_schema_id_deserializer
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from support.generated_protobuf import message_class
 from support.schema_registry import SchemaRegistryServer
 from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_server import ScriptedServer
@@ -30,6 +31,19 @@ VALUE = pa.struct(
     ]
 )
 KEY = pa.struct([("region", pa.string()), ("number", pa.int32())])
+PROTO = """
+syntax = "proto3";
+package shop;
+message Key { string region = 1; int32 number = 2; }
+message Order {
+  message Inner { double x = 1; bool ok = 2; }
+  int64 id = 1;
+  optional string name = 2;
+  repeated string tags = 3;
+  Inner inner = 4;
+}
+"""
+MESSAGES = {"value": "shop.Order", "key": "shop.Key"}
 
 
 def table() -> pa.Table:
@@ -75,12 +89,31 @@ def written(servers: str, options: Mapping[str, str]) -> int:
         return int(producer.write(table(), "orders", serialization=options).records)
 
 
-def deserializer(kind: str, client: SchemaRegistryClient) -> Any:
+def deserializer(kind: str, field: str, client: SchemaRegistryClient) -> Any:
     conf = {"schema.id.deserializer": dual_schema_id_deserializer}
+    if kind == "protobuf":
+        module = pytest.importorskip("confluent_kafka.schema_registry.protobuf")
+        # it has the message's class, and needs no schema of the registry
+        read = module.ProtobufDeserializer(message_class(PROTO, MESSAGES[field]), conf)
+        return lambda content, context: as_dict(read(content, context))
     if kind == "avro":
         return AvroDeserializer(client, conf=conf)
     module = pytest.importorskip("confluent_kafka.schema_registry.json_schema")
     return module.JSONDeserializer(None, schema_registry_client=client, conf=conf)
+
+
+def as_dict(message: Any) -> dict[str, Any]:
+    """The fields of a message as the table has them: an optional field without a value is null."""
+    found: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.is_repeated:
+            found[field.name] = list(value)
+        elif field.message_type is not None:
+            found[field.name] = as_dict(value)
+        else:
+            found[field.name] = value if not field.has_presence or message.HasField(field.name) else None
+    return found
 
 
 def without_nulls(value: Any) -> Any:
@@ -91,18 +124,23 @@ def without_nulls(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("location", ["prefix", "header"])
-@pytest.mark.parametrize(("value", "key"), [("avro", "avro"), ("avro", "json-schema"), ("json-schema", "avro")])
+@pytest.mark.parametrize(
+    ("value", "key"), [("avro", "avro"), ("avro", "json-schema"), ("json-schema", "avro"), ("protobuf", "protobuf")]
+)
 def test_confluents_deserializers_read_key_and_value(
     registry: SchemaRegistryServer, broker: tuple[ScriptedCluster, str], value: str, key: str, location: str
 ) -> None:
     cluster, servers = broker
     options = {"value.format": value, "key.format": key, "schema.registry.url": registry.url}
+    for field, form in (("value", value), ("key", key)):
+        if form == "protobuf":
+            options |= {f"{field}.schema": PROTO, f"{field}.schema.message": MESSAGES[field]}
     assert written(servers, {**options, "schema.id.location": location}) == ROWS
     asked = len(registry.requests)
     expected = table().select(["value", "key"]).to_pylist()
     seen = set()
     with SchemaRegistryClient({"url": registry.url}) as client:
-        read = {"value": deserializer(value, client), "key": deserializer(key, client)}
+        read = {"value": deserializer(value, "value", client), "key": deserializer(key, "key", client)}
         for record in (each for partition in cluster.records("orders") for each in partition):
             headers: list[tuple[str, Any]] = [(name.decode(), content) for name, content in record.headers]
             row = int(dict(headers)["row"] or b"")

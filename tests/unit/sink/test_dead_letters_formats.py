@@ -4,6 +4,7 @@ kernel. A dead letter has as JSON text what has no bytes in its format.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import random
@@ -181,9 +182,29 @@ KINDS: Final[dict[str, tuple[str, str, pa.DataType, Any, Any, str, str, str]]] =
         "json-schema", JSON_ITEMS, pa.list_(pa.int32()), [1], [1, None],
         "value.a.element", "it is null, and the JSON Schema allows no null there", "[1,null]",
     ),
+    "null in a repeated field": (
+        "protobuf", 'syntax = "proto3"; message R { repeated int64 a = 1; }', pa.list_(pa.int64()), [1], [1, None],
+        "value.a.element", "it is null, and Protobuf has no null in lists and maps", "[1,null]",
+    ),
+    "null in a map field": (
+        "protobuf", 'syntax = "proto3"; message R { map<string, int32> a = 1; }', pa.map_(pa.string(), pa.int32()),
+        [("k", 1)], [("k", None)],
+        "value.a.value", "it is null, and Protobuf has no null in lists and maps", '{"k":null}',
+    ),
+    "required field": (
+        "protobuf", 'syntax = "proto2"; message R { required string a = 1; }', pa.string(), "x", None,
+        "value.a", "it is null, and the schema allows no null there", "null",
+    ),
+    "value of an enum": (
+        "protobuf", 'syntax = "proto3"; message R { E a = 1; } enum E { RED = 0; }', pa.string(), "RED", "BLUE",
+        "value.a", "the enum 'E' has no such value", '"BLUE"',
+    ),
+    "unsigned": (
+        "protobuf", 'syntax = "proto3"; message R { uint32 a = 1; }', pa.int64(), 5, -1,
+        "value.a", "the number is out of the range of uint32", "-1",
+    ),
 }  # fmt: skip
 
-GOOD, BAD = "good", "bad"
 LAYOUTS: Final[dict[str, str]] = {
     "one among good ones": "ggggbgggg",
     "the first": "bggg",
@@ -293,6 +314,18 @@ def test_a_map_with_a_null_key_has_no_text() -> None:
     (letter,) = bench.dead()
     assert (letter["key"], letter["value"], letter["h"], AS_JSON in letter) == (b"1", None, b"1", False)
     assert letter[MESSAGE].startswith(b"value.m.key: it is null")
+
+
+@pytest.mark.usefixtures("emitter")
+def test_text_that_is_no_utf_8_is_shown_as_json_has_it() -> None:
+    texts = [b"plain", b"a\xffb"]
+    strings = pa.Array.from_buffers(pa.string(), len(texts), pa.array(texts, pa.binary()).buffers())
+    values = pa.StructArray.from_arrays([strings], names=["a"])
+    bench = Bench(resolved("value", "protobuf", values.type)).write(batch_of(values))
+    assert bench.sent("key", "value") == [(b"0", b"\n\5plain")]
+    (letter,) = bench.dead()
+    assert letter["value"] == b'{"a":"a\xef\xbf\xbdb"}'
+    assert letter[MESSAGE] == b"value.a: the text is not UTF-8, which Protobuf demands"
 
 
 @pytest.mark.usefixtures("emitter")
@@ -593,7 +626,11 @@ STRICT: Final[dict[str, Callable[[Any, random.Random], Any]]] = {"avro": strict,
 
 
 def random_format(field: str, name: str, data_type: pa.DataType, rng: random.Random) -> ResolvedFormat:
-    """A format with a schema that not every row fits."""
+    """A format with a schema that not every row fits. Protobuf has no null in lists and maps in any case."""
+    if name == "protobuf":
+        with contextlib.suppress(SchemaError):  # it does not have every type
+            return resolved(field, name, data_type)
+        name = "avro"
     made = resolved(field, name, data_type)
     used = STRICT[name](json.loads(made.column_format.schema or ""), rng)
     return resolved(field, name, data_type, json.dumps(used))
@@ -618,7 +655,7 @@ def check_random(seed: int, *, without_kernel: bool = False) -> tuple[int, int]:
     formats, columns = [], []
     for field in ("value", "key"):
         data_type = pa.struct([pa.field(f"f{at}", random_type(rng, 2)) for at in range(rng.randint(1, 4))])
-        formats.append(random_format(field, rng.choice([*STRICT]), data_type, rng))
+        formats.append(random_format(field, rng.choice([*STRICT, "protobuf"]), data_type, rng))
         columns.append(random_array(rng, data_type, rng.choice((7, 40, 70))))
     rows = min(map(len, columns))
     value, key = (column.slice(0, rows) for column in columns)
@@ -654,6 +691,6 @@ def test_topic_and_dead_letters_have_each_row_once(emitter: str) -> None:
 
 @pytest.mark.slow
 def test_topic_and_dead_letters_of_many_types_have_each_row_once() -> None:
-    good, bad = (sum(counts) for counts in zip(*map(check_random, range(1_000, 1_800)), strict=True))
-    assert good > 5_000
-    assert bad > 5_000
+    good, bad = (sum(counts) for counts in zip(*map(check_random, range(1_000, 1_300)), strict=True))
+    assert good > 2_500
+    assert bad > 2_500
