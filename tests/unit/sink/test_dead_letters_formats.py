@@ -692,5 +692,5 @@ def test_topic_and_dead_letters_have_each_row_once(emitter: str) -> None:
 @pytest.mark.slow
 def test_topic_and_dead_letters_of_many_types_have_each_row_once() -> None:
     good, bad = (sum(counts) for counts in zip(*map(check_random, range(1_000, 1_300)), strict=True))
-    assert good > 2_500
-    assert bad > 2_500
+    assert good > 2_000
+    assert bad > 2_000
