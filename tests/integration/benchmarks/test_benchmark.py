@@ -349,7 +349,7 @@ def test_time_of_an_ended_compiler_stays_in_the_sum(benchmark: ModuleType) -> No
 def test_large_values_and_slow_contenders_write_fewer_records(
     benchmark: ModuleType, contender: str, cell: str, records: int
 ) -> None:
-    assert benchmark.CONTENDERS[contender].records(benchmark.Cell.parse(cell), 1_000_000) == records
+    assert benchmark.CONTENDERS[contender].records(benchmark.cell_of(cell), 1_000_000) == records
 
 
 @pytest.mark.parametrize("cell", ["keyed-lz4-4", "keyed-lz5-4-100", "keyed-none-0-100", "keyed-none-4-x"])

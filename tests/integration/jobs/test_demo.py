@@ -20,13 +20,17 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def start_demo(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def start_demo(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     """Start the demo with its temporary files in `tmp_path`."""
     (tmp_path / "tmp").mkdir()
     running: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:
         environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "COLUMNS": "120", "SPARK_LOCAL_IP": "127.0.0.1"}
+        # kio imports Hypothesis where it is installed, which makes a folder
+        environment["HYPOTHESIS_STORAGE_DIRECTORY"] = str(tmp_path_factory.mktemp("hypothesis"))
         demo = subprocess.Popen(
             [sys.executable, str(DEMO)],
             stdout=subprocess.PIPE,
