@@ -544,6 +544,19 @@ def test_a_task_stops_at_the_limit(write: Callable[[Bench, list[Row]], None]) ->
     assert short.producer.sent == []
 
 
+def test_rows_interface_logs_its_dead_letters_once(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(resolved("value", "avro", LONG, NO_NULL))
+    assert bench.config.column_formats is not None
+    writer = FormattedWriter(bench.delivery, bench.config.column_formats)
+    writer.write([Row(value=Row(a=None if row % 2 else row)) for row in range(200)])
+    writer.finish()
+    writer.log_letters()
+    assert [each.getMessage() for each in caplog.records] == [
+        "Batch 7, partition 3: 100 rows cannot be written, and are in topic dead. The first is row 1 of partition 3:"
+        " value.a: it is null, and the schema allows no null there"
+    ]
+
+
 def test_without_dead_letters_the_task_fails() -> None:
     bench = Bench(resolved("value", "avro", LONG, NO_NULL))
     bench.delivery.letters = None
