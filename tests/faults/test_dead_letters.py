@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from support import unfit_rows
 from support.exactly_once_streams import check_nothing_open
 from support.fault_stage import FaultStage
@@ -59,7 +59,7 @@ class Topics:
         consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "unused"})
         try:
             places = [TopicPartition(name, part) for name in (self.topic, self.dead) for part in range(PARTITIONS)]
-            return sum(consumer.get_watermark_offsets(place, timeout=10)[1] for place in places)
+            return sum(end_of(consumer, place) for place in places)
         finally:
             consumer.close()
 
@@ -88,6 +88,18 @@ class Topics:
             Counter(unfit_rows.check_good(each, KEYS) for each in good),
             Counter(unfit_rows.check_letter(each, KEYS) for each in letters),
         )
+
+
+def end_of(consumer: Consumer, place: TopicPartition, within_s: float = 60.0) -> int:
+    """Return the end of a partition. A new topic may have no leader yet, and a busy machine may answer late."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return int(consumer.get_watermark_offsets(place, timeout=10)[1])
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def expected(rows: int) -> tuple[Counter[int], Counter[int]]:
