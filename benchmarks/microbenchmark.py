@@ -148,6 +148,8 @@ def groups() -> Mapping[str, list[Case]]:
             ("Avro, fields in structs", ROWS, encoding(nested(rows_of_flights), "avro")),
             ("Avro, a slice", ROWS, encoding(flights(ROWS + 13).slice(13), "avro")),
             ("Avro, texts in dictionaries", ROWS, encoding(flights(ROWS, dictionaries=True), "avro")),
+            ("Protobuf", ROWS, encoding(rows_of_flights, "protobuf")),
+            ("Protobuf, fields in structs", ROWS, encoding(nested(rows_of_flights), "protobuf")),
             ("JSON", ROWS, encoding(rows_of_flights, "json")),
             ("JSON, fields in structs", ROWS, encoding(nested(rows_of_flights), "json")),
         ],

@@ -134,11 +134,13 @@ static inline uint8_t *refused(writer *to, const node *of, int code)
 #ifdef __GNUC__
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 #define ALWAYS_INLINE inline __attribute__((always_inline))
+#define NEVER_INLINE __attribute__((noinline)) /* what is rare, so that the loop around it stays small */
 /* A row reads from as many places as there are fields, more than a processor follows by itself. */
 #define FETCH_AHEAD(address) __builtin_prefetch((const void *)((uintptr_t)(address) + 512), 0)
 #else
 #define UNLIKELY(condition) (condition)
 #define ALWAYS_INLINE inline
+#define NEVER_INLINE
 #define FETCH_AHEAD(address) ((void)(address))
 #endif
 

@@ -26,7 +26,7 @@ static inline uint64_t unusual(uint64_t word)
 }
 
 /* Writes what follows at `from` up to the next plain byte. `*from` moves on. Needs 6 bytes for each byte that it takes. */
-static uint8_t *put_escaped(const uint8_t **from, const uint8_t *end, uint8_t *at)
+static NEVER_INLINE uint8_t *put_escaped(const uint8_t **from, const uint8_t *end, uint8_t *at)
 {
     const uint8_t *text = *from;
     if (*text < 128) {

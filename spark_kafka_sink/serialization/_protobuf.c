@@ -215,14 +215,55 @@ static inline uint8_t *put_bytes(writer *to, const node *of, int64_t row, uint8_
 
 /* ---- values ------------------------------------------------------------------------------------------------------- */
 
-static uint8_t *put_field(writer *to, const node *of, int64_t row, uint8_t *at);
+static uint8_t *put_message(writer *to, const node *of, int64_t row, uint8_t *at);
+static uint8_t *put_list(writer *to, const node *of, int64_t row, uint8_t *at);
+static uint8_t *put_map(writer *to, const node *of, int64_t row, uint8_t *at);
+static uint8_t *put_wrapped(writer *to, const node *of, int64_t row, uint8_t *at);
 
-/* The fields of a message, without its length. Members of a oneof have its number as branch of null: one may be there. */
+/* The value is not null and no entry of a dictionary. */
+static ALWAYS_INLINE uint8_t *put_present(writer *to, const node *of, int64_t row, uint8_t *at)
+{
+    if (UNLIKELY(of->value_branch == WRAPPED))
+        return put_wrapped(to, of, row, at);
+    switch (of->op) {
+    case F64:
+        FETCH_AHEAD(of->values + 8 * row);
+        return put_bits(of, of->values + 8 * row, 8, at);
+    case F32: return put_single(of, f32_at(of->values, row), at);
+    case F16: return put_single(of, half_at(of->values, row), at);
+    case BOOL: return put_truth(of, is_true(of, row), at);
+    CASE_INTEGER: return put_number(to, of, integer_at(of, row), at);
+    CASE_TEXT:
+    CASE_BYTES: return put_bytes(to, of, row, at);
+    case DECIMAL: return put_decimal(of, row, at);
+    case STRUCT: return put_message(to, of, row, at);
+    case MAP: return put_map(to, of, row, at);
+    default: return put_list(to, of, row, at);
+    }
+}
+
+static ALWAYS_INLINE uint8_t *put_one(writer *to, const node *of, int64_t row, uint8_t *at)
+{
+    const node *asked = of;
+    int is_there = of->op == DICT ? found(&of, &row) : is_valid(of, row);
+    if (UNLIKELY(to->end - at < of->name_size + ROOM))
+        return refused(to, asked, FULL);
+    if (is_there > 0)
+        return put_present(to, of, row, at);
+    if (UNLIKELY(is_there < 0))
+        return refused(to, asked, CORRUPT);
+    return UNLIKELY(asked->null_branch == REQUIRED) ? refused(to, asked, IS_NULL) : at;
+}
+
+static uint8_t *put_field(writer *to, const node *of, int64_t row, uint8_t *at) { return put_one(to, of, row, at); }
+
+/* The fields of a message, without its length. Members of a oneof have its number as branch of null: one may be there.
+ * The loop has a copy of the code for a value in it, without a call. */
 static uint8_t *put_fields(writer *to, const node *of, int64_t row, uint8_t *at)
 {
     uint64_t chosen = 0;
     for (const node *child = of->children, *end = child + of->count; child < end; child++) {
-        uint8_t *next = put_field(to, child, row, at);
+        uint8_t *next = put_one(to, child, row, at);
         if (UNLIKELY(next == NULL))
             return NULL;
         if (UNLIKELY(child->null_branch >= 0) && next != at) { /* a member that is there is always written */
@@ -275,30 +316,6 @@ static uint8_t *put_map(writer *to, const node *of, int64_t row, uint8_t *at)
     return at;
 }
 
-static uint8_t *put_wrapped(writer *to, const node *of, int64_t row, uint8_t *at);
-
-/* The value is not null and no entry of a dictionary. */
-static ALWAYS_INLINE uint8_t *put_present(writer *to, const node *of, int64_t row, uint8_t *at)
-{
-    if (UNLIKELY(of->value_branch == WRAPPED))
-        return put_wrapped(to, of, row, at);
-    switch (of->op) {
-    case F64:
-        FETCH_AHEAD(of->values + 8 * row);
-        return put_bits(of, of->values + 8 * row, 8, at);
-    case F32: return put_single(of, f32_at(of->values, row), at);
-    case F16: return put_single(of, half_at(of->values, row), at);
-    case BOOL: return put_truth(of, is_true(of, row), at);
-    CASE_INTEGER: return put_number(to, of, integer_at(of, row), at);
-    CASE_TEXT:
-    CASE_BYTES: return put_bytes(to, of, row, at);
-    case DECIMAL: return put_decimal(of, row, at);
-    case STRUCT: return put_message(to, of, row, at);
-    case MAP: return put_map(to, of, row, at);
-    default: return put_list(to, of, row, at);
-    }
-}
-
 /* A number or text in a message of its own (google/protobuf/wrappers.proto), as its field 1. The tag of that field is the
  * last byte of `name`. */
 static uint8_t *put_wrapped(writer *to, const node *of, int64_t row, uint8_t *at)
@@ -316,19 +333,6 @@ static uint8_t *put_wrapped(writer *to, const node *of, int64_t row, uint8_t *at
         return NULL;
     }
     return put_length(to, of, start, at);
-}
-
-static uint8_t *put_field(writer *to, const node *of, int64_t row, uint8_t *at)
-{
-    const node *asked = of;
-    int is_there = of->op == DICT ? found(&of, &row) : is_valid(of, row);
-    if (UNLIKELY(to->end - at < of->name_size + ROOM))
-        return refused(to, asked, FULL);
-    if (is_there > 0)
-        return put_present(to, of, row, at);
-    if (UNLIKELY(is_there < 0))
-        return refused(to, asked, CORRUPT);
-    return UNLIKELY(asked->null_branch == REQUIRED) ? refused(to, asked, IS_NULL) : at;
 }
 
 uint8_t *put_protobuf(writer *to, const node *of, int64_t row, uint8_t *at)

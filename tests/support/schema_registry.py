@@ -25,6 +25,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from support.certificates import Authority
 from support.tls_server import server_context
 
+from spark_kafka_sink.serialization.protobuf_parser import descriptor_set
+
 Fault = Callable[["Exchange"], None]
 """Answers one request in the registry's place."""
 
@@ -102,19 +104,19 @@ class Registry:
         at = len(versions) if version == "latest" else int(version)
         if not 0 < at <= len(versions):
             raise RefusedError(404, 40402, f"Version {version} not found.")
-        return self._full(subject, versions[at - 1])
+        return _in_form(self._full(subject, versions[at - 1]), query)
 
     def schema(self, schema_id: str, query: Any) -> Any:
         stored = self.by_id.get(int(schema_id))
         subject = query.get("subject", [None])[0]
         if stored is None or (subject is not None and stored.schema_id not in self.subjects.get(subject, ())):
             raise RefusedError(404, 40403, f"Schema {schema_id} not found")
-        return {**_shown(stored.content), **self._guid(stored.schema_id)}
+        return _in_form({**_shown(stored.content), **self._guid(stored.schema_id)}, query)
 
     def schema_by_guid(self, guid: str, query: Any) -> Any:
         for stored in self.by_id.values():
             if stored.guid == guid:
-                return {**_shown(stored.content), **self._guid(stored.schema_id)}
+                return _in_form({**_shown(stored.content), **self._guid(stored.schema_id)}, query)
         raise RefusedError(404, 40403, f"Schema {guid} not found")
 
     def is_compatible(self, subject: str, version: str, body: Any) -> Any:
@@ -185,6 +187,16 @@ def _shown(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value for key, value in content.items() if (key, value) not in [("schemaType", "AVRO"), ("references", [])]
     }
+
+
+def _in_form(answer: dict[str, Any], query: Any) -> dict[str, Any]:
+    """With `format=serialized` a Protobuf schema is a descriptor in Base64."""
+    if query.get("format") != ["serialized"] or answer.get("schemaType") != "PROTOBUF":
+        return answer
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+    file = FileDescriptorSet.FromString(descriptor_set(answer["schema"])).file[-1]
+    return {**answer, "schema": base64.b64encode(file.SerializeToString()).decode()}
 
 
 _ROUTES: list[tuple[str, str, Callable[..., Any]]] = [
