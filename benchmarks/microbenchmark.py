@@ -35,7 +35,7 @@ from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import encode_columns
 from spark_kafka_sink.record.partitioning import partitions_for_keys, place
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.column_format import FormatSettings
 from spark_kafka_sink.serialization.schemas import column_format
 
 ROWS = 10_000

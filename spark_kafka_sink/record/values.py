@@ -113,6 +113,18 @@ def _fields(cell: Any, names: list[str], path: str, number: int) -> Sequence[Any
     return [by_name[name] for name in names]
 
 
+def _variants(cells: Cells, data_type: pa.DataType, path: str, numbers: Numbers) -> pa.Array:
+    """PySpark's VariantVal, by its attributes: this room does not import pyspark."""
+    for cell, number in zip(cells, numbers, strict=True):
+        if type(cell).__name__ not in ("VariantVal", "NoneType"):
+            _refuse_type(path, number, f"is a {type(cell).__name__}; give a VariantVal")
+    children = [
+        array_of([b"" if cell is None else getattr(cell, field.name) for cell in cells], field.type, path, numbers)
+        for field in data_type
+    ]
+    return pa.Array.from_buffers(data_type, len(cells), [_validity(cells)], children=children)
+
+
 def _lists(cells: Cells, data_type: pa.DataType, path: str, numbers: Numbers) -> pa.Array:
     for cell, number in zip(cells, numbers, strict=True):
         if type(cell) not in (list, tuple, _NONE):
@@ -231,6 +243,11 @@ def _time_ns(time: datetime.time) -> int:
     return ((time.hour * 60 + time.minute) * 60 + time.second) * 1_000_000_000 + time.microsecond * 1000
 
 
+def _is_variant(data_type: pa.DataType) -> bool:
+    """Return whether it is the struct with which Spark hands over a variant."""
+    return pat.is_struct(data_type) and any((of.metadata or {}).get(b"variant") == b"true" for of in data_type)
+
+
 _Make = Callable[[Cells, pa.DataType, str, Numbers], pa.Array]
 
 _MAKERS: Final[Mapping[pa.DataType, _Make]] = {
@@ -255,6 +272,7 @@ _FAMILIES: Final[Sequence[tuple[Callable[[pa.DataType], bool], _Make]]] = (
         _counted(datetime.datetime, "a datetime", lambda time: datetime_ms(time) * 1000 + time.microsecond % 1000),
     ),
     (pat.is_decimal128, _decimals),
+    (_is_variant, _variants),
     (pat.is_struct, _structs),
     (pat.is_list, _lists),
     (pat.is_map, _maps),

@@ -23,6 +23,8 @@ static int has_offsets(int op)
     return op == TEXT32 || op == TEXT64 || op == BYTES32 || op == BYTES64 || op == LIST32 || op == LIST64 || op == MAP;
 }
 
+static int has_rows_of_children(int op) { return op == STRUCT || op == VARIANT; }
+
 static int is_inside(int64_t at, int64_t size, Py_ssize_t whole) { return at >= 0 && size >= 0 && at <= whole - size; }
 
 /* Symbols of an enum: as many as `other` says, inside of `extra`. */
@@ -49,6 +51,7 @@ static int is_possible(const node *of)
     case LIST32:
     case LIST64: return of->count == 1;
     case MAP: return of->count == 2;
+    case VARIANT: return of->count == 2 && of->arg > 0 && of->extra_size % 16 == 0;
     case LIST_FIXED: return of->count == 1 && of->arg >= 0 && of->arg <= MOST_OF_A_SIZE;
     case DICT: return of->count == 1 && (of->arg == 1 || of->arg == 2 || of->arg == 4 || of->arg == 8);
     case DECIMAL: return (of->arg == 4 || of->arg == 8 || of->arg == 16) && of->other >= -200 && of->other <= 100;
@@ -101,7 +104,7 @@ static int take_buffers(node *of, int64_t offset, const Py_buffer *buffers, int6
         return 0;
     of->valid = buffers[0].buf;
     of->bit = of->first = offset;
-    if (of->op == STRUCT || of->op == LIST_FIXED || of->length == 0)
+    if (has_rows_of_children(of->op) || of->op == LIST_FIXED || of->length == 0)
         return 1;
     if (of->op == BYTES_FIXED || of->op == DECIMAL || of->op == DICT)
         width = of->arg;
@@ -123,10 +126,20 @@ static int take_buffers(node *of, int64_t offset, const Py_buffer *buffers, int6
     return 1;
 }
 
+/* Whether the node can be a part of a variant: bytes, or a dictionary of them. */
+static int is_bytes(const node *of)
+{
+    while (of->op == DICT)
+        of = of->children;
+    return of->op >= BYTES32 && of->op <= BYTES_FIXED;
+}
+
 /* Whether the children of a struct or of lists of one size have all rows that their parent needs. */
 static int has_children(const node *of)
 {
-    int64_t needed = of->op == STRUCT ? of->length : of->op == LIST_FIXED ? (of->first + of->length) * of->arg : 0;
+    if (of->op == VARIANT && !(is_bytes(of->children) && is_bytes(of->children + 1)))
+        return 0;
+    int64_t needed = has_rows_of_children(of->op) ? of->length : of->op == LIST_FIXED ? (of->first + of->length) * of->arg : 0;
     for (int64_t child = 0; child < of->count; child++)
         if (of->children[child].length < needed && of->children[child].op != ABSENT)
             return 0;
@@ -137,14 +150,14 @@ typedef struct {
     Py_buffer plan, pool, bound, prefix, powers, out, offsets, valid, bad;
 } views;
 
-/* Fills all nodes. `buffers`: of all nodes, `given` of them. Raises ValueError. */
-static int bind(node *nodes, int64_t count, const views *with, const Py_buffer *buffers, int64_t given)
+/* Fills all nodes. `buffers`: of all nodes, `given` of them. Raises ValueError. Only the emitter of JSON knows variants. */
+static int bind(put_value *put, node *nodes, int64_t count, const views *with, const Py_buffer *buffers, int64_t given)
 {
     for (int64_t index = 0; index < count; index++) {
         int64_t numbers[BOUND_FIELDS];
         memcpy(numbers, (const uint8_t *)with->bound.buf + 8 * BOUND_FIELDS * index, sizeof numbers);
         int64_t length = numbers[0], offset = numbers[1], first = numbers[2], own = numbers[3];
-        if (!read_node(nodes, index, count, with->plan.buf, &with->pool)) {
+        if (!read_node(nodes, index, count, with->plan.buf, &with->pool) || (nodes[index].op == VARIANT && put != put_json)) {
             PyErr_Format(PyExc_ValueError, "node %lld of the plan is not possible", (long long)index);
             return 0;
         }
@@ -157,7 +170,7 @@ static int bind(node *nodes, int64_t count, const views *with, const Py_buffer *
     }
     for (int64_t index = 0; index < count; index++)
         if (!has_children(nodes + index)) {
-            PyErr_Format(PyExc_ValueError, "a child of node %lld has fewer rows", (long long)index);
+            PyErr_Format(PyExc_ValueError, "a child of node %lld has fewer rows, or another type", (long long)index);
             return 0;
         }
     return 1;
@@ -252,7 +265,7 @@ static PyObject *write_bound(put_value *put, const views *with, const Py_buffer 
     if (nodes == NULL)
         return PyErr_NoMemory();
     PyObject *result = NULL;
-    if (bind(nodes, count, with, buffers, given)) {
+    if (bind(put, nodes, count, with, buffers, given)) {
         if (of->last > nodes->length)
             PyErr_SetString(PyExc_ValueError, "the column has fewer rows");
         else {

@@ -40,6 +40,7 @@ enum {
     LIST_FIXED,
     MAP, /* offsets of 32 bits; two children: keys and values */
     DICT, /* indices; the child is the dictionary */
+    VARIANT, /* two children of bytes: value and metadata */
     OPS
 };
 
@@ -78,7 +79,8 @@ enum { WITHOUT_DEFAULT, WRAPPED }; /* the branch of a value, in Protobuf: 0 is l
 enum { REQUIRED = -2 };            /* the branch of null, in JSON and Protobuf: a null is an error */
 
 /* Why a row could not be written: as in plan.py. */
-enum { FULL = 1, IS_NULL, TOO_LARGE, NO_SYMBOL, WRONG_SIZE, OUT_OF_RANGE, INEXACT, NOT_UTF8, SECOND, CORRUPT };
+enum { FULL = 1, IS_NULL, TOO_LARGE, NO_SYMBOL, WRONG_SIZE, OUT_OF_RANGE, INEXACT, NOT_UTF8, SECOND, NOT_VARIANT,
+       UNKNOWN_VARIANT, TOO_DEEP, NO_ZONE, CORRUPT };
 
 enum { ROOM = 128 }; /* bytes that are free before each value: more than any number or time has */
 
@@ -121,6 +123,10 @@ uint8_t *put_protobuf(writer *to, const node *of, int64_t row, uint8_t *at);
 uint8_t *put_digits(uint8_t *at, uint64_t number);
 uint8_t *put_double(uint8_t *at, double number, const uint8_t *powers, int quoted);
 uint8_t *put_float(uint8_t *at, float number, const uint8_t *powers, int quoted);
+/* The digits of a number of 128 bits. */
+uint8_t *put_long_digits(uint8_t *at, uint64_t high, uint64_t low);
+/* Puts a point before the last `scale` of the digits from `first` to `at`, with a zero before it if there are no more. */
+uint8_t *put_point(uint8_t *first, uint8_t *at, int64_t scale);
 /* The decimal of a row, with the scale `other`: at least -200 and at most 100. */
 uint8_t *put_decimal_text(const node *of, int64_t row, uint8_t *at);
 

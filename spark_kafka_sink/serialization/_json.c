@@ -1,5 +1,6 @@
 /* Values as the JSON of Spark's to_json (JacksonGenerator): see json_text.py for the form of each type. */
 #include "_columns.h"
+#include "_variant.h"
 
 static inline uint8_t *put_text(uint8_t *at, const char *text, size_t length)
 {
@@ -63,7 +64,7 @@ static inline int64_t first_of(uint64_t marks)
 }
 
 /* Writes text between quotes. */
-static inline uint8_t *put_string(writer *to, const node *of, const uint8_t *text, int64_t length, uint8_t *at)
+static ALWAYS_INLINE uint8_t *put_string(writer *to, const node *of, const uint8_t *text, int64_t length, uint8_t *at)
 {
     const uint8_t *end = text + length;
     if (UNLIKELY(to->end - at < length + ROOM)) /* as long as it is copied, it needs no more */
@@ -400,6 +401,160 @@ static uint8_t *put_map(writer *to, const node *of, int64_t row, uint8_t *at)
     return at;
 }
 
+/* ---- variants: as Variant.toJson of Spark prints them, which differs from to_json for decimals and times ------------ */
+
+/* A copy of its own, so that put_bytes has the other one inline. */
+static uint8_t *put_variant_text(writer *to, const node *of, const uint8_t *text, int64_t length, uint8_t *at)
+{
+    return put_string(to, of, text, length, at);
+}
+
+/* BigDecimal.toPlainString, without zeros at the end of the fraction. */
+static uint8_t *put_plain_decimal(writer *to, const node *of, const variant_part *part, uint8_t *at)
+{
+    int64_t high = part->number >> 63, scale = part->scale;
+    uint64_t low = (uint64_t)part->number;
+    if (part->most_digits == 38) {
+        low = u64_at(part->bytes, 0);
+        high = i64_at(part->bytes, 1);
+    }
+    if (high < 0) {
+        *at++ = '-';
+        low = 0 - low;
+        high = ~high + (low == 0);
+    }
+    uint8_t *first = at;
+    at = put_long_digits(at, (uint64_t)high, low);
+    if (at - first > part->most_digits)
+        return refused(to, of, NOT_VARIANT);
+    if ((high | (int64_t)low) == 0)
+        return at;
+    for (; scale > 0 && at[-1] == '0'; scale--)
+        at--;
+    return scale > 0 ? put_point(first, at, scale) : at;
+}
+
+/* The offset as +HH:MM: seconds are left out. */
+static uint8_t *put_minutes(uint8_t *at, int64_t offset)
+{
+    int64_t minutes = (offset < 0 ? -offset : offset) / 60;
+    *at++ = offset < 0 && minutes > 0 ? '-' : '+';
+    at = put_two(at, minutes / 60);
+    *at++ = ':';
+    return put_two(at, minutes % 60);
+}
+
+static uint8_t *put_instant(writer *to, const node *of, int64_t micros, int has_zone, uint8_t *at)
+{
+    int64_t seconds = floor_divided(micros, of->arg), units = micros - seconds * of->arg, offset = 0;
+    if (has_zone) {
+        if (of->extra_size == 0)
+            return refused(to, of, NO_ZONE);
+        offset = zone_offset(of, seconds);
+        seconds += offset;
+    }
+    int64_t days = floor_divided(seconds, DAY);
+    *at++ = '"';
+    at = put_date(at, days);
+    *at++ = ' ';
+    at = put_clock(at, seconds - days * DAY);
+    at = put_fraction(at, units, of->arg);
+    if (has_zone)
+        at = put_minutes(at, offset);
+    *at++ = '"';
+    return at;
+}
+
+static uint8_t *put_uuid(const uint8_t *bytes, uint8_t *at)
+{
+    static const char digits[] = "0123456789abcdef";
+    *at++ = '"';
+    for (int index = 0; index < 16; index++) {
+        if (index == 4 || index == 6 || index == 8 || index == 10)
+            *at++ = '-';
+        *at++ = (uint8_t)digits[bytes[index] >> 4];
+        *at++ = (uint8_t)digits[bytes[index] & 15];
+    }
+    *at++ = '"';
+    return at;
+}
+
+static uint8_t *put_part(writer *to, const node *of, const variant_part *part, uint8_t *at)
+{
+    switch (part->kind) {
+    case OF_NULL: return put_text(at, "null", 4);
+    case OF_TRUE: return put_text(at, "true", 4);
+    case OF_FALSE: return put_text(at, "false", 5);
+    case OF_INTEGER: return put_integer(of, part->number, at);
+    case OF_DOUBLE: return put_double(at, f64_at(part->bytes, 0), to->powers, 1);
+    case OF_FLOAT: return put_float(at, f32_at(part->bytes, 0), to->powers, 1);
+    case OF_DECIMAL: return put_plain_decimal(to, of, part, at);
+    case OF_DATE:
+        *at++ = '"';
+        at = put_date(at, part->number);
+        *at++ = '"';
+        return at;
+    case OF_INSTANT: return put_instant(to, of, part->number, 1, at);
+    case OF_LOCAL: return put_instant(to, of, part->number, 0, at);
+    case OF_BYTES: return put_base64(to, of, part->bytes, part->size, at);
+    case OF_TEXT: return put_variant_text(to, of, part->bytes, part->size, at);
+    default: return put_uuid(part->bytes, at);
+    }
+}
+
+/* Writes the value at a place, inside of `depth` arrays and objects. */
+static uint8_t *put_variant_value(writer *to, const node *of, variant *from, int64_t place, int depth, uint8_t *at)
+{
+    variant_part part;
+    int code = variant_value(from, place, &part);
+    if (code != 0)
+        return refused(to, of, code);
+    if (part.kind < OF_OBJECT)
+        return put_part(to, of, &part, at);
+    if (depth == MOST_NESTED)
+        return refused(to, of, TOO_DEEP);
+    *at++ = part.kind == OF_OBJECT ? '{' : '[';
+    for (int64_t index = 0; index < part.count; index++) {
+        if (index > 0)
+            *at++ = ',';
+        if (part.kind == OF_OBJECT) {
+            const uint8_t *name;
+            int64_t size;
+            if ((code = variant_name(from, &part, index, &name, &size)) != 0)
+                return refused(to, of, code);
+            if ((at = put_variant_text(to, of, name, size, at)) == NULL)
+                return NULL;
+            *at++ = ':';
+        }
+        if (UNLIKELY(to->end - at < ROOM))
+            return refused(to, of, FULL);
+        if ((at = put_variant_value(to, of, from, variant_element(from, &part, index), depth + 1, at)) == NULL)
+            return NULL;
+        if (UNLIKELY(to->end - at < ROOM))
+            return refused(to, of, FULL);
+    }
+    *at++ = part.kind == OF_OBJECT ? '}' : ']';
+    return at;
+}
+
+static int64_t bytes_of_child(const node *of, int64_t row, const uint8_t **bytes)
+{
+    int is_there = found(&of, &row);
+    *bytes = (const uint8_t *)"";
+    return is_there > 0 ? bytes_at(of, row, bytes) : is_there;
+}
+
+static uint8_t *put_variant(writer *to, const node *of, int64_t row, uint8_t *at)
+{
+    variant from;
+    from.size = bytes_of_child(of->children, row, &from.value);
+    from.metadata_size = bytes_of_child(of->children + 1, row, &from.metadata);
+    if (from.size < 0 || from.metadata_size < 0)
+        return refused(to, of, CORRUPT);
+    int code = open_variant(&from);
+    return code != 0 ? refused(to, of, code) : put_variant_value(to, of, &from, 0, 0, at);
+}
+
 static uint8_t *put_bytes(writer *to, const node *of, int64_t row, uint8_t *at)
 {
     const uint8_t *bytes = NULL;
@@ -427,6 +582,7 @@ static uint8_t *put_value_at(writer *to, const node *of, int64_t row, uint8_t *a
     case DECIMAL: return put_decimal_text(of, row, at);
     case STRUCT: return put_struct(to, of, row, at);
     case MAP: return put_map(to, of, row, at);
+    case VARIANT: return put_variant(to, of, row, at);
     default: return put_list(to, of, row, at);
     }
 }

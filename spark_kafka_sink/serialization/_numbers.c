@@ -215,8 +215,9 @@ uint8_t *put_float(uint8_t *at, float number, const uint8_t *powers, int quoted)
     return put_decimal_number(at, shortest(mantissa, exponent, !(mantissa & 1), is_edge, is_tiny, powers));
 }
 
-/* Writes the digits of a number of 128 bits, and returns where they end. */
-static uint8_t *put_long_digits(uint8_t *at, uint64_t high, uint64_t low)
+/* ---- decimals --------------------------------------------------------------------------------------------------- */
+
+uint8_t *put_long_digits(uint8_t *at, uint64_t high, uint64_t low)
 {
     if (high == 0)
         return put_digits(at, low);
@@ -239,6 +240,19 @@ static uint8_t *put_long_digits(uint8_t *at, uint64_t high, uint64_t low)
     return at + count;
 }
 
+uint8_t *put_point(uint8_t *first, uint8_t *at, int64_t scale)
+{
+    int64_t count = at - first, zeros = scale - count + 1; /* before the digits, so that one stands before the point */
+    if (zeros > 0) {
+        memmove(first + zeros, first, (size_t)count);
+        memset(first, '0', (size_t)zeros);
+        at += zeros;
+    }
+    memmove(at - scale + 1, at - scale, (size_t)scale);
+    at[-scale] = '.';
+    return at + 1;
+}
+
 /* BigDecimal.toString. */
 uint8_t *put_decimal_text(const node *of, int64_t row, uint8_t *at)
 {
@@ -255,17 +269,8 @@ uint8_t *put_decimal_text(const node *of, int64_t row, uint8_t *at)
     int64_t count = at - first, exponent = count - 1 - scale;
     if (scale == 0)
         return at;
-    if (scale > 0 && exponent >= -6) {
-        int64_t zeros = scale - count + 1; /* before the digits, so that one stands before the point */
-        if (zeros > 0) {
-            memmove(first + zeros, first, (size_t)count);
-            memset(first, '0', (size_t)zeros);
-            at += zeros;
-        }
-        memmove(at - scale + 1, at - scale, (size_t)scale);
-        at[-scale] = '.';
-        return at + 1;
-    }
+    if (scale > 0 && exponent >= -6)
+        return put_point(first, at, scale);
     if (count > 1) {
         memmove(first + 2, first + 1, (size_t)count - 1);
         first[1] = '.';

@@ -38,7 +38,7 @@ from spark_kafka_sink.serialization.plan import (
     kind_of,
     list_field,
     plain_type,
-    special_kind,
+    refuse_special,
     storage,
     with_dictionaries,
 )
@@ -89,8 +89,7 @@ def _node(data_type: pa.DataType, schema: AvroType, path: str, source: int = -1,
 
 def _value(data_type: pa.DataType, schema: AvroType, path: str, depth: int) -> Node:
     """Return the node of a value that is not null."""
-    if special_kind(data_type) is not None:
-        raise _misfit(path, data_type, schema)
+    refuse_special(data_type, path, "Avro")
     node = _VALUES[kind_of(data_type, path)](data_type, schema, path, depth)
     if node is None:
         raise _misfit(path, data_type, schema)
@@ -98,8 +97,9 @@ def _value(data_type: pa.DataType, schema: AvroType, path: str, depth: int) -> N
 
 
 def _misfit(path: str, data_type: pa.DataType, schema: AvroType) -> SchemaError:
-    what = special_kind(data_type) or f"the Arrow type {data_type}"
-    return SchemaError(f"{path}: {what} does not fit Avro's {schema}. Cast the column, or change the schema.")
+    return SchemaError(
+        f"{path}: the Arrow type {data_type} does not fit Avro's {schema}. Cast the column, or change the schema."
+    )
 
 
 def _stored(data_type: pa.DataType, path: str, *, how: int = 0, arg: int = 0, other: int = 0) -> Node:

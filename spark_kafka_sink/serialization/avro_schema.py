@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.serialization.format_settings import NULL_FIRST, NULL_LAST
-from spark_kafka_sink.serialization.plan import list_field, plain_type, special_kind
+from spark_kafka_sink.serialization.column_format import NULL_FIRST, NULL_LAST
+from spark_kafka_sink.serialization.plan import list_field, plain_type, refuse_special
 
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
@@ -235,7 +235,8 @@ class _Maker:
         simple = _SIMPLE.get(data_type)
         if simple is not None:
             return simple
-        if pat.is_struct(data_type) and special_kind(data_type) is None:
+        refuse_special(data_type, path, "Avro")
+        if pat.is_struct(data_type):
             return self._record(data_type, name, namespace, path)
         if pat.is_decimal(data_type) and data_type.bit_width <= 128 and 0 <= data_type.scale <= data_type.precision:
             return _fixed_decimal(data_type, name, namespace)
@@ -248,8 +249,7 @@ class _Maker:
             return {"type": "array", "items": item}
         made = _of_unit(data_type)
         if made is None:
-            kind = special_kind(data_type) or f"the Arrow type {data_type}"
-            raise SchemaError(f"{path}: Avro has no type for {kind}. Cast the column, or drop it.")
+            raise SchemaError(f"{path}: Avro has no type for the Arrow type {data_type}. Cast the column, or drop it.")
         return made
 
     def _item(self, of: pa.Field, name: str, namespace: str, path: str) -> Any:

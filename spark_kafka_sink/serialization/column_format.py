@@ -1,7 +1,8 @@
-"""How one column becomes bytes, and what its encoder returns: plain values that pickle. Any thread.
+"""How one column becomes bytes: the user's settings, the format that tasks get, and an encoder's results. Plain values
+that pickle; any thread.
 
-The driver makes a `ColumnFormat` once (schemas.py, and registry.py if there is a registry). Each task makes a
-`ColumnEncoder` of it, which returns an `EncodedColumn` for each Arrow array.
+`format_options` makes `FormatSettings`. The driver makes a `ColumnFormat` of them once (schemas.py, and registry.py if
+there is a registry). Each task makes a `ColumnEncoder` of it, which returns an `EncodedColumn` for each Arrow array.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ JSON: Final = "json"
 PROTOBUF: Final = "protobuf"
 JSON_SCHEMA: Final = "json-schema"
 FORMATS: Final = (AVRO, PROTOBUF, JSON, JSON_SCHEMA)
+NULL_LAST: Final = "null-last"
+NULL_FIRST: Final = "null-first"
+STRATEGIES: Final = ("topic", "record", "topic-record")
+"""Those of subjects.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,10 @@ class JsonOptions:
     """The zone in which timestamps are printed, such as `Europe/Berlin` or `+05:30`. None: the zone of the column's
     type, which is the session's zone for a column from Spark.
     """
+    zone_of_variants: str | None = None
+    """The zone of timestamps in a variant, whose type has none, if `time_zone` is None: the session's, where it is
+    known.
+    """
     timestamp_format: str | None = None
     """`timestampFormat`. Only to_json's default is supported; another pattern is a ConfigError."""
     timestamp_ntz_format: str | None = None
@@ -37,7 +46,28 @@ class JsonOptions:
     date_format: str | None = None
     """`dateFormat`, likewise."""
     takes_any_type: bool = False
-    """Whether the column may be of any type that a field may have. to_json takes a struct, a map or an array."""
+    """Whether the column may be of any type that a field may have. to_json takes a struct, a map, an array or a
+    variant.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class FormatSettings:
+    """What one column shall become, as the user said: not yet checked against the column's type."""
+
+    field: str
+    """`value` or `key`."""
+    name: str
+    """The name of the format, such as `avro`."""
+    schema: str | None = None
+    """The text of the given schema; None: it is made of the column's type."""
+    message: str | None = None
+    """Protobuf: the name of the message in the schema."""
+    nullable: str = NULL_LAST
+    """Avro, without a given schema: where null stands in the union of a field that may be null."""
+    json: JsonOptions = JsonOptions()
+    strategy: str = STRATEGIES[0]
+    """How the subject in the registry is named."""
 
 
 @dataclass(frozen=True, slots=True)

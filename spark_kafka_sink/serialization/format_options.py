@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import RefusalError, boolean, nearest, non_empty_text, one_of
-from spark_kafka_sink.serialization.column_format import AVRO, JSON, JSON_SCHEMA, PROTOBUF, JsonOptions
-from spark_kafka_sink.serialization.format_settings import NULL_FIRST, NULL_LAST, STRATEGIES, FormatSettings
+from spark_kafka_sink.serialization.column_format import (
+    AVRO,
+    JSON,
+    JSON_SCHEMA,
+    NULL_FIRST,
+    NULL_LAST,
+    PROTOBUF,
+    STRATEGIES,
+    FormatSettings,
+    JsonOptions,
+)
 
 if TYPE_CHECKING:
     from spark_kafka_sink.serialization.registry_settings import RegistrySettings

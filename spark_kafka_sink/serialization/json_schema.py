@@ -26,14 +26,20 @@ from spark_kafka_sink.serialization.plan import (
     MOST_DEPTH,
     OUT_OF_RANGE,
     REQUIRED,
+    VARIANT,
     Kind,
     Node,
     Op,
     kind_of,
     list_field,
     plain_type,
+    special_kind,
 )
 
+_SAYS_NOTHING: Final = frozenset(
+    {"$schema", "$id", "$comment", "title", "description", "default", "examples", "definitions", "$defs"}
+)
+"""Parts of a schema that say nothing about values."""
 _DRAFT: Final = "http://json-schema.org/draft-07/schema#"
 _IS_NULL: Final = {IS_NULL: "it is null, and the JSON Schema allows no null there"}
 _NOT_FINITE: Final = {OUT_OF_RANGE: "NaN and infinity are no numbers in JSON, and the JSON Schema has a number there"}
@@ -74,6 +80,8 @@ def json_schema_text(data_type: pa.DataType, path: str, options: JsonOptions) ->
 
 def _made(data_type: pa.DataType) -> dict[str, Any]:
     data_type = plain_type(data_type)
+    if special_kind(data_type) == VARIANT:
+        return {}  # any value, null too
     types, more = _kind(data_type)
     made: dict[str, Any] = {"type": types[0], **more}
     if pat.is_struct(data_type):
@@ -91,7 +99,7 @@ def _made(data_type: pa.DataType) -> dict[str, Any]:
 
 def _nullable(of: pa.Field) -> dict[str, Any]:
     made = _made(of.type)
-    return {"oneOf": [{"type": "null"}, made]} if of.nullable and made["type"] != "null" else made
+    return {"oneOf": [{"type": "null"}, made]} if of.nullable and made.get("type", "null") != "null" else made
 
 
 # ---- given ---------------------------------------------------------------------------------------------------------
@@ -122,6 +130,8 @@ class _Fitter:
         null_branch = -1 if any(_takes(each, "null") for each in alternatives) else REQUIRED
         if pat.is_null(plain_type(data_type)) and null_branch != REQUIRED:
             return node
+        if special_kind(plain_type(data_type)) == VARIANT:
+            return _of_variant(node, alternatives)
         others = [each for each in alternatives if each.get("type") != "null"] or alternatives
         refusals = []
         for each in others:
@@ -212,6 +222,17 @@ class _Fitter:
                 made = replace(made, null_branch=REQUIRED if name in required else -1)
             children.append(made)
         return replace(node, children=tuple(children))
+
+
+def _of_variant(node: Node, alternatives: list[dict[str, Any]]) -> Node:
+    """Return the node if the schema takes any value. Raises SchemaError: which values come is not known before."""
+    limits = sorted({key for each in alternatives for key in each} - _SAYS_NOTHING)
+    if limits or len(alternatives) > 1:
+        raise SchemaError(
+            f"{node.path}: a variant may be any value, and the JSON Schema limits it, by"
+            f" {', '.join(limits) or 'oneOf or anyOf'}. Write true as its schema, or cast the variant."
+        )
+    return node
 
 
 def _takes(schema: Mapping[str, Any], kind: str) -> bool:

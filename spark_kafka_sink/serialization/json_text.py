@@ -7,6 +7,8 @@
 - Bytes are base64. Text that is no UTF-8 has U+FFFD in place of what is wrong.
 - Dates are `yyyy-MM-dd`, timestamps `yyyy-MM-dd'T'HH:mm:ss.SSS`, rounded down to milliseconds, with the offset of their
   zone (`Z` for none), if they have a zone. A time has its fraction without zeros at the end.
+- A variant is the JSON of its values. As Spark prints it, its times differ from those of columns: `2024-02-29
+  12:00:00.5+01:00`, with all their microseconds.
 - Keys of maps are strings; numbers and booleans as they are printed.
 
 Runs on the driver and at the start of a task; no state.
@@ -25,13 +27,17 @@ from spark_kafka_sink.common.errors import ConfigError, SchemaError
 from spark_kafka_sink.serialization.column_format import JsonOptions
 from spark_kafka_sink.serialization.plan import (
     MOST_DEPTH,
+    NO_ZONE,
     OUT_OF_RANGE,
     PER_SECOND,
+    VARIANT,
+    WHAT_INSTEAD,
     WITH_NULLS,
     WITHOUT_NULLS,
     How,
     Kind,
     Node,
+    Op,
     kind_of,
     list_field,
     plain_type,
@@ -71,7 +77,7 @@ def json_plan(options: JsonOptions, data_type: pa.DataType, path: str) -> Node:
     is_taken = options.takes_any_type or kind_of(plain_type(data_type), path) in (Kind.STRUCT, Kind.MAP, Kind.LIST)
     if not is_taken:
         raise SchemaError(
-            f"{path}: the format json takes a struct, a map or an array, as to_json does, not the Arrow type"
+            f"{path}: the format json takes a struct, a map, an array or a variant, as to_json does, not the Arrow type"
             f" {data_type}. Put it into a struct, or leave the format out."
         )
     return _Maker(options).node(data_type, path)
@@ -91,6 +97,10 @@ _ESCAPES: Final = {
 }
 
 
+def _is_bytes(data_type: pa.DataType) -> bool:
+    return kind_of(plain_type(data_type), "") is Kind.BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class _Maker:
     options: JsonOptions
@@ -105,8 +115,10 @@ class _Maker:
 
     def _value(self, data_type: pa.DataType, path: str, depth: int) -> Node:
         special = special_kind(data_type)
+        if special == VARIANT:
+            return self._variant(data_type, path, depth)
         if special is not None:
-            raise SchemaError(f"{path}: a {special} cannot be written as JSON. Cast it to a string before.")
+            raise SchemaError(f"{path}: a {special} cannot be written as JSON. {WHAT_INSTEAD[special]}.")
         found = storage(data_type, path)
         node = Node(found.op, path, arg=found.arg)
         make = _VALUES.get(kind_of(data_type, path))
@@ -136,6 +148,32 @@ class _Maker:
         if not -200 <= data_type.scale <= 100:
             raise SchemaError(f"{node.path}: the scale of {data_type} must be from -200 to 100.")
         return replace(node, other=data_type.scale)
+
+    def _variant(self, data_type: pa.DataType, path: str, depth: int) -> Node:
+        fields = [data_type.field(number) for number in range(data_type.num_fields)]
+        places = {of.name: number for number, of in enumerate(fields)}
+        if places.keys() != {"value", "metadata"} or not all(_is_bytes(of.type) for of in fields):
+            raise SchemaError(
+                f"{path}: a variant must be a struct of value and metadata, both binary, not {data_type}."
+            )
+        parts = tuple(
+            self.node(fields[places[name]].type, path, places[name], depth + 1) for name in ("value", "metadata")
+        )
+        zone = self.options.time_zone or self.options.zone_of_variants
+        table = Zone(b"", 0) if zone is None else zone_table(zone)
+        reasons = {
+            NO_ZONE: "the variant has a timestamp, and the session's time zone is not known here. Set"
+            f" {path.partition('.')[0]}.json.timeZone",
+        }
+        return Node(
+            Op.VARIANT,
+            path,
+            children=parts,
+            arg=PER_SECOND["us"],
+            other=table.repeats_from,
+            extra=table.changes,
+            reasons=reasons,
+        )
 
     def _key(self, data_type: pa.DataType, path: str, depth: int) -> Node:
         key = plain_type(data_type.key_type)

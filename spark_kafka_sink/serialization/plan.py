@@ -50,6 +50,7 @@ class Op(IntEnum):
     LIST_FIXED = 24
     MAP = 25
     DICT = 26
+    VARIANT = 27
 
 
 class How(IntEnum):
@@ -93,6 +94,7 @@ WITHOUT_DEFAULT, WRAPPED = range(2)
 """The branch of a value in Protobuf: 0 and "" are left out, or the value is in a message of its own."""
 
 IS_NULL, TOO_LARGE, NO_SYMBOL, WRONG_SIZE, OUT_OF_RANGE, INEXACT, NOT_UTF8, SECOND = range(2, 10)
+NOT_VARIANT, UNKNOWN_VARIANT, TOO_DEEP, NO_ZONE = range(10, 14)
 """Why a row is bad, as the kernel says it."""
 
 PER_SECOND: Final[Mapping[str, int]] = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -134,6 +136,9 @@ REASONS: Final = {
     OUT_OF_RANGE: "the number is out of the range that can be written",
     INEXACT: "it is not a whole number of the schema's unit, and its rest would be lost",
     NOT_UTF8: "the text is not UTF-8, which Protobuf demands",
+    NOT_VARIANT: "its bytes are not those of a variant",
+    UNKNOWN_VARIANT: "the variant has a value of a type that Spark 4.2 does not know",
+    TOO_DEEP: "the variant has more than 1000 levels of arrays and objects",
 }
 
 
@@ -218,6 +223,8 @@ class Kind(Enum):
     STRUCT = auto()
     LIST = auto()
     MAP = auto()
+    VARIANT = auto()
+    """Only of a node: by its type it is a struct, see `special_kind`."""
 
 
 _KIND_OF_TIMES: Final[tuple[tuple[Callable[[pa.DataType], bool], Kind], ...]] = (
@@ -237,6 +244,7 @@ KIND_OF_OPS: Final[Mapping[Op, Kind]] = {
     Op.STRUCT: Kind.STRUCT,
     **dict.fromkeys((Op.LIST32, Op.LIST64, Op.LIST_FIXED), Kind.LIST),
     Op.MAP: Kind.MAP,
+    Op.VARIANT: Kind.VARIANT,
 }
 
 
@@ -283,15 +291,32 @@ def with_dictionaries(data_type: pa.DataType, node: Node) -> Node:
     )
 
 
+VARIANT: Final = "variant"
+WHAT_INSTEAD: Final[Mapping[str, str]] = {
+    VARIANT: "Take the format json or json-schema, make it a string before, by to_json, or cast its fields to their"
+    " types",
+    "geometry": "Make it bytes before, by st_asbinary",
+    "geography": "Make it bytes before, by st_asbinary",
+}
+"""Kind → what to do where it cannot be written."""
+
+
 def special_kind(data_type: pa.DataType) -> str | None:
     """Return `variant`, `geometry` or `geography` for a struct with which Spark hands over a value of this type."""
     if not pat.is_struct(data_type):
         return None
     for number in range(data_type.num_fields):
         for name, said in (data_type.field(number).metadata or {}).items():
-            if said == b"true" and name in (b"variant", b"geometry", b"geography"):
+            if said == b"true" and name.decode() in WHAT_INSTEAD:
                 return str(name.decode())
     return None
+
+
+def refuse_special(data_type: pa.DataType, path: str, taker: str) -> None:
+    """Raise SchemaError if a format, named by `taker`, would take such a struct for one of the user's."""
+    special = special_kind(data_type)
+    if special is not None:
+        raise SchemaError(f"{path}: {taker} has no type for a {special}. {WHAT_INSTEAD[special]}.")
 
 
 # ---- the plan ------------------------------------------------------------------------------------------------------
@@ -360,7 +385,14 @@ def _in_order(root: Node) -> Iterator[Node]:
         level = [child for node in level for child in node.children]
 
 
-_BUFFERS: Final[Mapping[Op, int]] = {Op.STRUCT: 1, Op.LIST_FIXED: 1, Op.LIST32: 2, Op.LIST64: 2, Op.MAP: 2}
+_BUFFERS: Final[Mapping[Op, int]] = {
+    Op.STRUCT: 1,
+    Op.VARIANT: 1,
+    Op.LIST_FIXED: 1,
+    Op.LIST32: 2,
+    Op.LIST64: 2,
+    Op.MAP: 2,
+}
 
 
 def _own_buffers(op: Op, found: pa.Array) -> list[Any]:
@@ -374,7 +406,7 @@ def _own_buffers(op: Op, found: pa.Array) -> list[Any]:
 
 
 def _children(node: Node, found: pa.Array) -> list[pa.Array | None]:
-    if node.op is Op.STRUCT:
+    if node.op in (Op.STRUCT, Op.VARIANT):
         return [found.field(child.source) if child.source >= 0 else None for child in node.children]
     if node.op is Op.DICT:
         return [found.dictionary]

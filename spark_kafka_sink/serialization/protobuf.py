@@ -44,7 +44,7 @@ from spark_kafka_sink.serialization.plan import (
     kind_of,
     list_field,
     plain_type,
-    special_kind,
+    refuse_special,
     storage,
     with_dictionaries,
 )
@@ -105,6 +105,7 @@ def protobuf_plan(schema: ProtoSchema, data_type: pa.DataType, path: str) -> Nod
     Raises SchemaError, with the path, if the type does not fit.
     """
     plain = plain_type(data_type)
+    refuse_special(plain, path, "Protobuf")
     if not pat.is_struct(plain):
         raise SchemaError(
             f"{path}: the format protobuf takes a struct, not the Arrow type {data_type}. Put it into a struct, or"
@@ -224,8 +225,7 @@ class _Maker:
 
     def _value(self, data_type: pa.DataType, field: ProtoField, path: str, depth: int) -> Node:
         """Return the node of a value that is not null and no list, without its tag."""
-        if special_kind(data_type) is not None:
-            raise self._misfit(path, data_type, field)
+        refuse_special(data_type, path, "Protobuf")
         kind = kind_of(data_type, path)
         if field.of in WRAPPERS and kind is not Kind.STRUCT:
             (inner,) = self.messages[field.of].fields
@@ -249,8 +249,9 @@ class _Maker:
         else:
             kind = field.kind if not field.of else f"{field.kind} {field.of}" if field.kind == "enum" else field.of
             wanted = f"repeated {kind}" if field.is_repeated else kind
-        what = special_kind(data_type) or f"the Arrow type {data_type}"
-        return SchemaError(f"{path}: {what} does not fit Protobuf's {wanted}. {self._advice(data_type, field)}")
+        return SchemaError(
+            f"{path}: the Arrow type {data_type} does not fit Protobuf's {wanted}. {self._advice(data_type, field)}"
+        )
 
     def _advice(self, data_type: pa.DataType, field: ProtoField) -> str:
         if pat.is_timestamp(data_type) and field.of == TIMESTAMP:

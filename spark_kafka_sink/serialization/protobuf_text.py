@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from spark_kafka_sink.common.errors import ConfigError, SchemaError
 from spark_kafka_sink.serialization.avro_schema import TOP_RECORD
-from spark_kafka_sink.serialization.plan import MOST_DEPTH, Kind, kind_of, list_field, plain_type, special_kind
+from spark_kafka_sink.serialization.plan import MOST_DEPTH, Kind, kind_of, list_field, plain_type, refuse_special
 from spark_kafka_sink.serialization.protobuf import DURATION, TIMESTAMP
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -38,6 +38,7 @@ def proto_text(data_type: pa.DataType, path: str, message: str | None) -> str:
             setting=f"{path}.schema.message",
         )
     plain = plain_type(data_type)
+    refuse_special(plain, path, "Protobuf")
     if kind_of(plain, path) is not Kind.STRUCT:
         raise SchemaError(
             f"{path}: the format protobuf takes a struct, not the Arrow type {data_type}. Put it into a struct, or"
@@ -112,7 +113,8 @@ class _Maker:
         """Return the type of a value that is no list, and the lines of the message that it needs."""
         plain = plain_type(data_type)
         kind = kind_of(plain, path)
-        if kind is Kind.STRUCT and special_kind(plain) is None:
+        refuse_special(plain, path, "Protobuf")
+        if kind is Kind.STRUCT:
             return inner, list(self.message(plain, inner, path, depth + 1))
         if kind in (Kind.LIST, Kind.MAP):
             raise SchemaError(
@@ -121,9 +123,8 @@ class _Maker:
         make = _TYPES.get(kind)
         made = None if make is None else make(plain)
         if made is None:
-            what = special_kind(plain) or f"the Arrow type {data_type}"
             local = " A timestamp without a time zone is no point in time." if kind is Kind.TIMESTAMP else ""
-            raise SchemaError(f"{path}: Protobuf has no type for {what}.{local} {_UNNAMED}")
+            raise SchemaError(f"{path}: Protobuf has no type for the Arrow type {data_type}.{local} {_UNNAMED}")
         if "." in made:
             self.imports.add(f"{made.lower().replace('.', '/')}.proto")
         return made, []

@@ -18,6 +18,7 @@ from decimal import Decimal
 from functools import lru_cache
 from math import isfinite
 from typing import Any, Final
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -29,6 +30,7 @@ from spark_kafka_sink.serialization.plan import (
     IS_NULL,
     KIND_OF_OPS,
     NO_SYMBOL,
+    NO_ZONE,
     NOTHING,
     OF_SIZE,
     OUT_OF_RANGE,
@@ -46,6 +48,7 @@ from spark_kafka_sink.serialization.plan import (
     Op,
 )
 from spark_kafka_sink.serialization.time_zones import FOUR_CENTURIES
+from spark_kafka_sink.serialization.variant import NotReadable, Of, append_json
 
 Write = Callable[[bytearray, Any], None]
 """Appends a value to an output. Raises BadValue."""
@@ -146,6 +149,7 @@ _RAW: Final[Mapping[Kind, Callable[[Node, pa.Array], list[Any]]]] = {
     Kind.BYTES: _raw_bytes,
     Kind.DECIMAL: _raw_decimals,
     Kind.STRUCT: _raw_structs,
+    Kind.VARIANT: _raw_structs,
     Kind.LIST: _raw_lists,
     Kind.MAP: _raw_lists,
 }
@@ -470,17 +474,18 @@ def _changes(extra: bytes) -> tuple[Sequence[int], Sequence[int]]:
     return flat[::2], flat[1::2]
 
 
+def _zone_offset(node: Node, seconds: int) -> int:
+    starts, offsets = _changes(node.extra)
+    if seconds >= node.other:
+        seconds = node.other - FOUR_CENTURIES + (seconds - node.other) % FOUR_CENTURIES
+    return offsets[bisect_right(starts, seconds) - 1]
+
+
 def _timestamp_text(node: Node, value: int) -> str:
     seconds, units = divmod(value, node.arg)
     if abs(seconds) > _FURTHEST:
         raise BadValue(node, OUT_OF_RANGE)
-    offset = 0
-    if node.extra:
-        starts, offsets = _changes(node.extra)
-        like = seconds
-        if like >= node.other:
-            like = node.other - FOUR_CENTURIES + (like - node.other) % FOUR_CENTURIES
-        offset = offsets[bisect_right(starts, like) - 1]
+    offset = _zone_offset(node, seconds) if node.extra else 0
     days, of_day = divmod(seconds + offset, 86_400)
     text = f"{_date_text(days)}T{_clock_text(of_day)}.{units * 1000 // node.arg:03d}"
     return text + _offset_text(offset) if node.extra else text
@@ -512,6 +517,67 @@ _TIMES: Final[Mapping[How, Callable[[Node, int], str]]] = {
     How.TIME: _time_text,
     How.INTERVAL: _interval_text,
 }
+
+
+# ---- JSON: variants, as Variant.toJson of Spark prints them ----------------------------------------------------------
+
+
+def _plain_decimal(_node: Node, value: tuple[int, int]) -> str:
+    """Return BigDecimal.toPlainString, without zeros at the end of the fraction."""
+    number, scale = value
+    digits = str(abs(number)).rjust(scale + 1, "0")
+    whole, fraction = digits[: len(digits) - scale], digits[len(digits) - scale :].rstrip("0")
+    return f"{'-' if number < 0 else ''}{whole}{'.' if fraction else ''}{fraction}"
+
+
+def _local_text(_node: Node, micros: int, offset: int = 0) -> str:
+    seconds, units = divmod(micros, 1_000_000)
+    days, of_day = divmod(seconds + offset, 86_400)
+    return f"{_date_text(days)} {_clock_text(of_day)}{_fraction_text(units, 1_000_000)}"
+
+
+def _instant_text(node: Node, micros: int) -> str:
+    if not node.extra:
+        raise BadValue(node, NO_ZONE)
+    offset = _zone_offset(node, micros // 1_000_000)
+    minutes = abs(offset) // 60
+    sign = "-" if offset < 0 and minutes else "+"
+    return f"{_local_text(node, micros, offset)}{sign}{minutes // 60:02d}:{minutes % 60:02d}"
+
+
+def _in_quotes(text_of: Callable[[Node, Any], str]) -> Callable[[Node, Any], bytes]:
+    return lambda node, value: f'"{text_of(node, value)}"'.encode()
+
+
+_VARIANTS: Final[Mapping[Of, Callable[[Node, Any], bytes]]] = {
+    Of.NULL: lambda _, __: b"null",
+    Of.TRUE: lambda _, __: b"true",
+    Of.FALSE: lambda _, __: b"false",
+    Of.INTEGER: lambda _, value: b"%d" % value,
+    Of.DOUBLE: lambda _, value: java_text(value, is_float=False).encode(),
+    Of.FLOAT: lambda _, value: java_text(value, is_float=True).encode(),
+    Of.DECIMAL: lambda node, value: _plain_decimal(node, value).encode(),
+    Of.DATE: _in_quotes(lambda _, value: _date_text(value)),
+    Of.INSTANT: _in_quotes(_instant_text),
+    Of.LOCAL: _in_quotes(_local_text),
+    Of.BYTES: _in_quotes(lambda _, value: base64.b64encode(value).decode()),
+    Of.TEXT: lambda _, value: json_string(value),
+    Of.UUID: _in_quotes(lambda _, value: str(UUID(bytes=value))),
+}
+
+
+def _json_variant(node: Node) -> Write:
+    def text(kind: Of, value: Any) -> bytes:
+        return _VARIANTS[kind](node, value)
+
+    def write(output: bytearray, value: tuple[bytes | None, bytes | None]) -> None:
+        own, metadata = value
+        try:
+            append_json(output, own or b"", metadata or b"", text)
+        except NotReadable as refusal:
+            raise BadValue(node, refusal.code) from None
+
+    return write
 
 
 # ---- JSON: nested values -------------------------------------------------------------------------------------------
@@ -575,6 +641,7 @@ _JSON: Final[Mapping[Kind, Callable[[Node], Write]]] = {
     Kind.BYTES: lambda _: lambda output, value: output.extend(b'"' + base64.b64encode(value) + b'"'),
     Kind.DECIMAL: _texted(decimal_text),
     Kind.STRUCT: _json_struct,
+    Kind.VARIANT: _json_variant,
     Kind.LIST: _json_list,
     Kind.MAP: _json_map,
 }

@@ -10,7 +10,7 @@ must not send them. One thread uses a `RecordFormats`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from spark_kafka_sink.common.errors import SchemaError, SerializationError
 from spark_kafka_sink.record.headers import with_header
 from spark_kafka_sink.record.sifting import Unwritable
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.column_format import JSON, BadRow, ColumnFormat, JsonOptions
+from spark_kafka_sink.serialization.column_format import JSON, BadRow, ColumnFormat
 
 MOST_BYTES: Final = 16 << 20
 """The most bytes of a column in one part, unless one row alone has more."""
@@ -144,7 +144,7 @@ class RecordFormats:
         field, json = resolved.column_format.field, resolved.column_format.json
         key = field, data_type
         if key not in self._text_encoders:
-            options = JsonOptions(ignore_null_fields=False, time_zone=json.time_zone, takes_any_type=True)
+            options = replace(json, ignore_null_fields=False, takes_any_type=True)
             try:
                 made = ColumnEncoder(ColumnFormat(field, JSON, None, json=options), data_type)
             except SchemaError:  # a type that JSON does not have: the dead letters go without it

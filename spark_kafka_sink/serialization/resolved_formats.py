@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
+from spark_kafka_sink.serialization.column_format import FormatSettings
 from spark_kafka_sink.serialization.format_options import Formats
-from spark_kafka_sink.serialization.format_settings import FormatSettings
 from spark_kafka_sink.serialization.record_formats import ResolvedFormat, ResolvedFormats
 from spark_kafka_sink.serialization.registry import registered
 from spark_kafka_sink.serialization.schemas import column_format, parsed

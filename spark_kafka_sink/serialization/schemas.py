@@ -14,8 +14,7 @@ import pyarrow as pa
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.serialization.avro_schema import schema_text
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.column_format import AVRO, JSON, JSON_SCHEMA, PROTOBUF, ColumnFormat
-from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.column_format import AVRO, JSON, JSON_SCHEMA, PROTOBUF, ColumnFormat, FormatSettings
 from spark_kafka_sink.serialization.json_schema import json_schema_text
 from spark_kafka_sink.serialization.protobuf_parser import parse_proto
 from spark_kafka_sink.serialization.protobuf_text import proto_text

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
+from pyspark.sql.types import BinaryType, DataType, StringType, StructType
 
 from spark_kafka_sink.record.arrow import marked
 from spark_kafka_sink.sink.running_query import context_of_thread, running_query
@@ -114,8 +114,8 @@ def padded_rows(last: LastWrite | None) -> PaddedRows | None:
 def batch_limits(df: DataFrame, last: LastWrite | None = None, formatted: Collection[str] = ()) -> Iterator[DataFrame]:
     """The DataFrame that goes through mapInArrow. Sets limits of about 4 MB for queries that this thread starts inside
     the `with`. A limit that the user has set in the session stays. `last`: the last write, which this one is probably
-    like. `formatted`: the columns that have a format. If one has arrays or maps, Spark counts bytes where it can: their
-    size is not seen without a look at each element.
+    like. `formatted`: the columns that have a format. If one has arrays, maps or variants, Spark counts bytes where it
+    can: their size is not seen without a look at each element.
 
     Limits hold for the whole query, also for Python functions that `df` is made by. The size of their rows is not
     known, so with such functions Spark counts bytes, and its limit of rows stays. Spark before 4.1 cannot count bytes:
@@ -191,7 +191,7 @@ def _local_properties(context: SparkContext | None, properties: Mapping[str, str
 
 def _is_uncounted(df: DataFrame, columns: Collection[str]) -> bool:
     return any(
-        isinstance(data_type, (ArrayType, MapType))
+        type(data_type).__name__ in _UNCOUNTED
         for name in columns
         if name in df.columns
         for _, data_type in _leaves(name, df.schema[name].dataType)
@@ -229,7 +229,7 @@ def _size_of(path: str, data_type: DataType) -> str:
         if isinstance(leaf_type, (StringType, BinaryType)):
             fixed += _OFFSET_BYTES
             texts.append(f"coalesce(octet_length({leaf}), 0)")
-        elif isinstance(leaf_type, (ArrayType, MapType)):
+        elif type(leaf_type).__name__ in _UNCOUNTED:
             # its text takes about as many bytes as its Arrow columns; only for a Spark that cannot count bytes
             texts.append(f"coalesce(octet_length(CAST({leaf} AS STRING)), 0)")
         else:
@@ -237,6 +237,8 @@ def _size_of(path: str, data_type: DataType) -> str:
     return " + ".join([*texts, str(fixed)])
 
 
+_UNCOUNTED: Final = ("ArrayType", "MapType", "VariantType")
+"""Classes of PySpark, which may be missing in an older one: their size is not seen without a look at each element."""
 _OFFSET_BYTES: Final = 4
 _TEXT: Final = 24
 """About the bytes of a text or its offset, in a column with many fields."""

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 UTC: Final = "UTC"
 
+_VARIANT: Final = pa.struct(
+    [pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False, metadata={"variant": "true"})]
+)
+"""As Spark hands over a variant."""
 _TYPES: Final[dict[str, Callable[[str], pa.DataType]]] = {
     "NullType": lambda _: pa.null(),
     "BooleanType": lambda _: pa.bool_(),
@@ -48,13 +52,15 @@ _TYPES: Final[dict[str, Callable[[str], pa.DataType]]] = {
     "TimestampNTZType": lambda _: pa.timestamp("us"),
     "DayTimeIntervalType": lambda _: pa.duration("us"),
     "TimeType": lambda _: pa.time64("ns"),
+    "VariantType": lambda _: _VARIANT,
 }
 """Class of PySpark, which may be missing in an older one → the Arrow type, in a time zone."""
 _BY_CLASS: Final = {getattr(spark_types, name): make for name, make in _TYPES.items() if hasattr(spark_types, name)}
 _NO_ARROW: Final = {
-    "VariantType": "write it as text, by to_json, or cast its fields to their types",
     "YearMonthIntervalType": "cast it to a string, or to a number of months",
     "CalendarIntervalType": "cast it to a string",
+    "GeometryType": "make it bytes before, by st_asbinary",
+    "GeographyType": "make it bytes before, by st_asbinary",
 }
 """Class of PySpark → what to do with such a column, which no format takes from Spark."""
 
@@ -65,13 +71,15 @@ _MOST_STREAMS: Final = 64
 
 
 def with_column_formats(
-    config: SinkConfig, schema: StructType, time_zone: str = UTC, stream: str | None = None
+    config: SinkConfig, schema: StructType, time_zone: str | None = None, stream: str | None = None
 ) -> SinkConfig:
     """Return `config` for the tasks that write a DataFrame of this schema: the formats of its columns are resolved.
     Without formats that is `config` itself. Blocks while it asks the registry.
 
-    `time_zone`: that of the timestamps which the tasks get. `stream`: a run of a streaming query, whose later batches
-    get the formats of the first one. Raises as `check_columns` and `resolved_formats.resolved`.
+    `time_zone`: the session's, in which the tasks get their timestamps; None if it is not known. `stream`: a run of a
+    streaming query, whose later batches get the formats of the first one.
+
+    Raises as `check_columns` and `resolved_formats.resolved`.
     """
     if config.formats is None:
         return config
@@ -82,16 +90,25 @@ def with_column_formats(
             f"{missing[0]}.format is set, and there is no column {missing[0]}: add one, or leave the option out. The"
             f" columns are: {', '.join(schema.names)}."
         )
-    types = {field: arrow_type(columns[field], field, time_zone) for field in fields}
-    key = (stream, config.formats, config.topic, *types.items())
+    types = {field: arrow_type(columns[field], field, time_zone or UTC) for field in fields}
+    formats = _in_zone(config.formats, time_zone)
+    key = (stream, formats, config.topic, *types.items())
     found = None if stream is None else _of_streams.get(key)
     if found is None:
-        found = _resolved(config.formats, types, config.topic)
+        found = _resolved(formats, types, config.topic)
         if stream is not None:
             _of_streams[key] = found
             while len(_of_streams) > _MOST_STREAMS:
                 _of_streams.pop(next(iter(_of_streams)), None)  # another thread may have taken it out
     return replace(config, formats=None, column_formats=found)
+
+
+def _in_zone(formats: Formats, zone: str | None) -> Formats:
+    """Return the formats with the zone for times whose type has none, inside of a variant."""
+    found: dict[str, Any] = {
+        each.field: replace(each, json=replace(each.json, zone_of_variants=zone)) for each in formats.settings()
+    }
+    return replace(formats, **found)
 
 
 def with_given_types(config: SinkConfig) -> SinkConfig:

@@ -238,7 +238,8 @@ class KafkaSink:
         """Return the configuration for the tasks. Raises SchemaError, and KafkaError of the registry."""
         if self._config.formats is None:
             return self._config
-        return with_column_formats(self._config, df.schema, stream=run_id(df))
+        time_zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
+        return with_column_formats(self._config, df.schema, time_zone, stream=run_id(df))
 
     def _run_tasks(self, df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[Row]:
         topic = self._config.topic

@@ -11,7 +11,7 @@ from typing import Any, Final
 import fastavro
 import pyarrow as pa
 
-from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.column_format import FormatSettings
 from spark_kafka_sink.serialization.record_formats import ResolvedFormat, ResolvedFormats
 from spark_kafka_sink.serialization.schemas import column_format
 

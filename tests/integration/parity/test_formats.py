@@ -23,8 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from support.generated_columns import random_array, random_struct
 
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.column_format import JsonOptions
-from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.column_format import FormatSettings, JsonOptions
 from spark_kafka_sink.serialization.schemas import column_format
 
 pytestmark = pytest.mark.slow

@@ -29,8 +29,7 @@ from spark_kafka_sink.common.errors import (
     SchemaError,
 )
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.column_format import ColumnFormat
-from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.column_format import ColumnFormat, FormatSettings
 from spark_kafka_sink.serialization.registry import registered
 from spark_kafka_sink.serialization.registry_settings import RegistrySettings
 from spark_kafka_sink.serialization.schemas import column_format

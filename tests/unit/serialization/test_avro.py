@@ -10,8 +10,7 @@ import pytest
 
 from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.column_format import BadRow, ColumnFormat
-from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.column_format import BadRow, ColumnFormat, FormatSettings
 from spark_kafka_sink.serialization.schemas import column_format
 
 
@@ -239,19 +238,6 @@ def test_number_beyond_the_range_of_long_is_a_bad_row() -> None:
     assert bad_rows == (BadRow(0, "value.c", "the number is out of the range that can be written"),)
     seconds = pa.StructArray.from_arrays([pa.array([2**62, 1], pa.timestamp("s", "UTC"))], names=["c"])
     assert encode(seconds, record(c=logical("long", "timestamp-micros")))[0] == [None, zigzag(1_000_000)]
-
-
-def test_variant_is_refused() -> None:
-    variant = pa.struct([("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={b"variant": b"true"})])
-    schema = record(
-        c={
-            "type": "record",
-            "name": "v",
-            "fields": [{"name": "value", "type": "bytes"}, {"name": "metadata", "type": "bytes"}],
-        }
-    )
-    with pytest.raises(SchemaError, match=r"value\.c: variant does not fit"):
-        column_format(FormatSettings("value", "avro", schema), pa.struct([("c", variant)]))
 
 
 def test_type_that_is_too_deep_is_refused() -> None:

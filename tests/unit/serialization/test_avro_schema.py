@@ -112,7 +112,7 @@ VARIANT = pa.struct(
         (pa.struct([("1a", pa.int32())]), "value: Avro does not allow the name '1a'"),
         (pa.struct([("x", pa.struct([("ä", pa.int32())]))]), "value.x: Avro does not allow the name 'ä'"),
         (pa.struct([("m", pa.map_(pa.int32(), pa.int32()))]), "value.m: Avro has only maps whose keys are strings"),
-        (pa.struct([("v", pa.list_(VARIANT))]), "value.v.element: Avro has no type for variant"),
+        (pa.struct([("v", pa.list_(VARIANT))]), "value.v.element: Avro has no type for a variant"),
         (pa.struct([("d", pa.decimal256(50, 2))]), "value.d: Avro has no type for the Arrow type decimal256"),
         (pa.struct([("i", pa.month_day_nano_interval())]), "value.i: Avro has no type for the Arrow type month_day"),
         (pa.struct([pa.field("a", pa.int32()), pa.field("a", pa.int32())]), "value: two fields have the name 'a'"),

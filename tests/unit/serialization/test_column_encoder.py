@@ -20,8 +20,7 @@ from support.generated_columns import random_array, random_struct
 from spark_kafka_sink.common.errors import ConfigError, SchemaError, SerializationError
 from spark_kafka_sink.record.kernel import has_kernel
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.column_format import BadRow, ColumnFormat, JsonOptions
-from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.column_format import BadRow, ColumnFormat, FormatSettings, JsonOptions
 from spark_kafka_sink.serialization.plan import plain_type
 from spark_kafka_sink.serialization.schemas import column_format
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from spark_kafka_sink.common.errors import ConfigError, SchemaError
-from spark_kafka_sink.serialization import format_settings, subjects
+from spark_kafka_sink.serialization import column_format, subjects
 from spark_kafka_sink.serialization.format_options import (
     OPTIONS,
     Formats,
@@ -148,7 +148,7 @@ def test_a_formats_repr_shows_no_secret() -> None:
 
 
 def test_strategies_are_those_of_the_registry() -> None:
-    assert format_settings.STRATEGIES == subjects.STRATEGIES
+    assert column_format.STRATEGIES == subjects.STRATEGIES
 
 
 def test_one_id_is_no_schema_of_two_columns() -> None:

@@ -12,8 +12,7 @@ from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.record.kernel import has_kernel
 from spark_kafka_sink.serialization import column_encoder
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.column_format import BadRow, JsonOptions
-from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.column_format import BadRow, FormatSettings, JsonOptions
 from spark_kafka_sink.serialization.schemas import column_format
 
 WITH_NULLS = JsonOptions(ignore_null_fields=False)

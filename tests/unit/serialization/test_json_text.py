@@ -282,7 +282,7 @@ def test_powers_of_two_and_ten_have_their_digits() -> None:
 @pytest.mark.parametrize(
     ("data_type", "message"),
     [
-        (pa.string(), "value: the format json takes a struct, a map or an array"),
+        (pa.string(), "value: the format json takes a struct, a map, an array or a variant"),
         (pa.struct([("m", pa.map_(pa.date32(), pa.int32()))]), "value.m.key: keys of the Arrow type date32"),
         (pa.struct([("m", pa.map_(pa.binary(), pa.int32()))]), "value.m.key: keys of the Arrow type binary"),
         (
@@ -290,8 +290,8 @@ def test_powers_of_two_and_ten_have_their_digits() -> None:
             "value.i.element: values of the Arrow type month_day",
         ),
         (
-            pa.struct([("v", pa.struct([pa.field("metadata", pa.binary(), metadata={b"variant": b"true"})]))]),
-            "value.v: a variant cannot be written as JSON",
+            pa.struct([("v", pa.struct([pa.field("wkb", pa.binary(), metadata={b"geometry": b"true"})]))]),
+            "value.v: a geometry cannot be written as JSON. Make it bytes before, by st_asbinary",
         ),
     ],
 )

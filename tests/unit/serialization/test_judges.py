@@ -22,8 +22,7 @@ import pytest
 from support.generated_columns import random_array, random_struct
 
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.column_format import ColumnFormat
-from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.column_format import ColumnFormat, FormatSettings
 from spark_kafka_sink.serialization.plan import plain_type
 from spark_kafka_sink.serialization.schemas import column_format
 

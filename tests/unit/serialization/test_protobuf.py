@@ -14,8 +14,7 @@ from support.generated_protobuf import DoesNotFitError, ProtoFile, has_long_map,
 
 from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.column_format import BadRow
-from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.column_format import BadRow, FormatSettings
 from spark_kafka_sink.serialization.schemas import column_format
 
 # ---- judged by the official runtime --------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_without_the_parser_the_error_names_the_extra(tmp_path: Path) -> None:
 def test_tasks_need_neither_parser_nor_runtime(tmp_path: Path) -> None:
     script = (
         "import sys, pickle, pyarrow as pa\n"
-        "from spark_kafka_sink.serialization.format_settings import FormatSettings\n"
+        "from spark_kafka_sink.serialization.column_format import FormatSettings\n"
         "from spark_kafka_sink.serialization.schemas import column_format\n"
         "made = column_format(FormatSettings('value', 'protobuf'), pa.struct([('a', pa.int32())]))\n"
         "sys.stdout.write(pickle.dumps(made).hex())\n"

@@ -13,7 +13,7 @@ from support.generated_protobuf import DoesNotFitError, has_long_map, message_cl
 
 from spark_kafka_sink.common.errors import ConfigError, SchemaError
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.column_format import FormatSettings
 from spark_kafka_sink.serialization.plan import plain_type
 from spark_kafka_sink.serialization.protobuf_text import proto_text
 from spark_kafka_sink.serialization.schemas import column_format
@@ -165,7 +165,7 @@ def test_made_schemas_of_many_types_are_those_of_the_bytes() -> None:
         (pa.decimal256(50, 2), "value.c: values of the Arrow type decimal256(50, 2) cannot be written"),
         (
             pa.struct([("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={b"variant": b"true"})]),
-            "value.c: Protobuf has no type for variant.",
+            "value.c: Protobuf has no type for a variant.",
         ),
     ],
     ids=str,

@@ -12,7 +12,7 @@ from support.without_kernel import without_kernel
 
 from spark_kafka_sink.record.kernel import has_kernel
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.column_format import FormatSettings
 from spark_kafka_sink.serialization.python_rows import json_string
 from spark_kafka_sink.serialization.schemas import column_format
 

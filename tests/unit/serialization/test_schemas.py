@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from spark_kafka_sink.common.errors import ConfigError, SchemaError
-from spark_kafka_sink.serialization.column_format import ColumnFormat, JsonOptions
-from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.column_format import ColumnFormat, FormatSettings, JsonOptions
 from spark_kafka_sink.serialization.schemas import column_format
 
 TYPE = pa.struct([("a", pa.int32())])

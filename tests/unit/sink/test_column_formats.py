@@ -40,6 +40,7 @@ from spark_kafka_sink.sink import column_formats
 from spark_kafka_sink.sink.column_formats import arrow_type, check_formats, with_column_formats
 from spark_kafka_sink.sink.options import SinkConfig
 
+_HAS_GEOMETRY = hasattr(spark_types, "GeometryType")
 ORDER = StructType([StructField("id", LongType(), nullable=False), StructField("name", StringType())])
 REGISTRY = {"schema.registry.url": "http://127.0.0.1:9"}
 
@@ -67,6 +68,7 @@ EVERY = StructType(
                 MapType(StringType(), ArrayType(ORDER), valueContainsNull=False),
                 ORDER,
                 *([spark_types.TimeType()] if hasattr(spark_types, "TimeType") else []),
+                *([spark_types.VariantType()] if hasattr(spark_types, "VariantType") else []),
             ]
         )
     ]
@@ -93,7 +95,8 @@ def test_types_are_those_that_spark_hands_over() -> None:
     [
         (YearMonthIntervalType(), "interval year to month, which no format takes: cast it to a string"),
         (CalendarIntervalType(), "interval, which no format takes: cast it to a string"),
-        *([(spark_types.VariantType(), "variant, .* by to_json")] if hasattr(spark_types, "VariantType") else []),
+        *([(spark_types.GeometryType(4326), ".*make it bytes before, by st_asbinary")] if _HAS_GEOMETRY else []),
+        *([(spark_types.GeographyType(4326), ".*make it bytes before, by st_asbinary")] if _HAS_GEOMETRY else []),
     ],
 )
 def test_a_type_that_no_format_takes_is_refused_with_its_path(data_type: DataType, text: str) -> None:

@@ -27,8 +27,7 @@ from spark_kafka_sink.record.kernel import has_kernel
 from spark_kafka_sink.record.sifting import TopicLimits
 from spark_kafka_sink.serialization import column_encoder
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
-from spark_kafka_sink.serialization.column_format import ColumnFormat, JsonOptions
-from spark_kafka_sink.serialization.format_settings import FormatSettings
+from spark_kafka_sink.serialization.column_format import ColumnFormat, FormatSettings, JsonOptions
 from spark_kafka_sink.serialization.record_formats import ResolvedFormat, ResolvedFormats
 from spark_kafka_sink.serialization.schemas import column_format
 from spark_kafka_sink.sink.arrow_writer import write_all
