@@ -60,6 +60,7 @@ Call = Callable[[DataFrame, dict[str, Any], Path], object]
 def zone(spark: SparkSession) -> Iterator[None]:
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", ZONE)
+    spark.createDataFrame([], "a INT")  # makes this session the active one, after tests with sessions of their own
     yield
     spark.conf.set("spark.sql.session.timeZone", before)
 
