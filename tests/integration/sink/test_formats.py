@@ -1,5 +1,5 @@
-"""Structs as JSON and Avro by every call that writes, at least once and exactly once. JSON is compared with Spark's own
-`to_json`, Avro is read back by fastavro.
+"""Structs as JSON, Avro and Protobuf by every call that writes, at least once and exactly once. JSON is compared with
+Spark's own `to_json`, Avro is read back by fastavro, Protobuf is compared with the official runtime.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import fastavro
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from support.generated_protobuf import message_class, message_of
 from support.librdkafka import read_topic
 from support.pyspark_capabilities import FAILURES, FORMAT
 
@@ -53,6 +54,14 @@ FIELDS = {
 NEAR = {"float", "double"}
 """Numbers of these types are small fractions of two, which every Java prints alike."""
 
+WITHOUT_NULLS = {
+    **{name: sql for name, sql in FIELDS.items() if name != "local"},
+    "list": "IF(id % 5 = 0, NULL, array(id, id + 1))",
+    "structs": "array(struct(id AS a), struct(id + 1 AS a))",
+    "map": "map(concat('k', id), id)",
+}
+"""The same for Protobuf, which has no timestamp without a zone, and no null in lists and maps."""
+
 Call = Callable[[DataFrame, dict[str, Any], Path], object]
 
 
@@ -67,7 +76,16 @@ def zone(spark: SparkSession) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def rows(spark: SparkSession, zone: None, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
-    fields = ", ".join(f"{expression} AS `{name}`" for name, expression in FIELDS.items())
+    return stored(spark, FIELDS, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def rows_without_nulls(spark: SparkSession, zone: None, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+    return stored(spark, WITHOUT_NULLS, tmp_path_factory)
+
+
+def stored(spark: SparkSession, expressions: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+    fields = ", ".join(f"{expression} AS `{name}`" for name, expression in expressions.items())
     # one row in seven is a tombstone
     made = spark.range(0, ROWS, 1, 3).selectExpr(
         "CAST(id AS STRING) AS key", f"IF(id % 7 = 6, NULL, struct({fields})) AS value"
@@ -170,6 +188,42 @@ def _plain(value: Any) -> Any:
     return value
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param("writeStream.format", marks=FORMAT.needed),
+        pytest.param("write.format", marks=FORMAT.needed),
+        "writeStream.foreachBatch",
+        "writeStream.foreach",
+        "sink.write",
+        "foreachPartition",
+    ],
+)
+def test_protobuf_is_that_of_the_official_runtime(
+    rows_without_nulls: DataFrame, kafka_broker: Admin, new_topic: Callable[..., str], tmp_path: Path, call: str
+) -> None:
+    rows = rows_without_nulls
+    options = {"value.format": "protobuf", "value.schema.message": "shop.Order"}
+    data_type = arrow_type(rows.schema["value"].dataType, "value")
+    made = resolved(formats_of_write(options), {"value": data_type}, None).value
+    order = message_class(made.column_format.schema, "shop.Order")
+    found = written(CALLS[call], rows, kafka_broker, new_topic(2), tmp_path, **options)
+    expected = {
+        row.key: None
+        if row.value is None
+        else message_of(order(), _judged(row.value.asDict(recursive=True)), data_type).SerializeToString()
+        for row in rows.collect()
+    }
+    differing = {key: (value, found[key]) for key, value in expected.items() if found[key] != value}
+    assert differing == {}
+
+
+def _judged(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as the judge takes it."""
+    local = {name: each.astimezone(datetime.UTC) for name, each in value.items() if isinstance(each, datetime.datetime)}
+    return {**value, "map": list(value["map"].items()), "bytes": bytes(value["bytes"]), **local}
+
+
 def test_several_batches_of_large_values_keep_their_rows(
     spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str]
 ) -> None:
@@ -191,6 +245,7 @@ def test_several_batches_of_large_values_keep_their_rows(
         ("struct(id AS `a b`)", {"value.format": "avro"}, "value: Avro does not allow the name 'a b'"),
         ("struct(map(struct(id), id) AS m)", {"value.format": "json"}, r"value\.m\.key"),
         ("id", {"value.format": "json"}, "the format json takes a struct"),
+        ("struct(array(array(id)) AS a)", {"value.format": "protobuf"}, r"value\.a\.element: Protobuf has no lists"),
         (
             "struct(id)",
             {"value.format": "avro", "value.schema": '{"type":"record","name":"r","fields":[]}'},
