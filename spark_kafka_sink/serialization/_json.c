@@ -421,7 +421,7 @@ static uint8_t *put_plain_decimal(writer *to, const node *of, const variant_part
     if (high < 0) {
         *at++ = '-';
         low = 0 - low;
-        high = ~high + (low == 0);
+        high = (int64_t)(~(uint64_t)high + (low == 0));
     }
     uint8_t *first = at;
     at = put_long_digits(at, (uint64_t)high, low);
@@ -446,7 +446,7 @@ static uint8_t *put_minutes(uint8_t *at, int64_t offset)
 
 static uint8_t *put_instant(writer *to, const node *of, int64_t micros, int has_zone, uint8_t *at)
 {
-    int64_t seconds = floor_divided(micros, of->arg), units = micros - seconds * of->arg, offset = 0;
+    int64_t seconds = floor_divided(micros, of->arg), units = floor_rest(micros, of->arg), offset = 0;
     if (has_zone) {
         if (of->extra_size == 0)
             return refused(to, of, NO_ZONE);

@@ -262,7 +262,7 @@ uint8_t *put_decimal_text(const node *of, int64_t row, uint8_t *at)
     if (high < 0) {
         *at++ = '-';
         low = 0 - low;
-        high = ~high + (low == 0);
+        high = (int64_t)(~(uint64_t)high + (low == 0));
     }
     uint8_t *first = at;
     at = put_long_digits(at, (uint64_t)high, low);
