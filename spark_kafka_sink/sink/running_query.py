@@ -74,11 +74,15 @@ def running_query(df: DataFrame, context: SparkContext) -> Any | None:
 
 
 def session_time_zone() -> str:
-    """Return the time zone of this thread's active session; UTC if there is none."""
+    """Return the time zone of this thread's active session, or of the process's first one; UTC without a session."""
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    session = SparkSession.getActiveSession()
-    return UTC if session is None else session.conf.get("spark.sql.session.timeZone") or UTC
+    try:
+        session = SparkSession.active()  # a thread of a user's own has no active session
+    except PySparkException:
+        return UTC
+    return session.conf.get("spark.sql.session.timeZone") or UTC
 
 
 def run_id(df: DataFrame) -> str | None:

@@ -8,6 +8,7 @@ import datetime
 import io
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.generated_protobuf import message_class, message_of
 from support.librdkafka import read_topic
-from support.pyspark_capabilities import FAILURES, FORMAT
+from support.pyspark_capabilities import FAILURES, FORMAT, VARIANT
 
 from spark_kafka_sink import KafkaSink
 from spark_kafka_sink.common.errors import SchemaError
@@ -25,6 +26,7 @@ from spark_kafka_sink.local import Admin
 from spark_kafka_sink.serialization.format_options import formats_of_write
 from spark_kafka_sink.serialization.resolved_formats import resolved
 from spark_kafka_sink.sink.column_formats import arrow_type
+from spark_kafka_sink.sink.running_query import session_time_zone
 
 ROWS = 300
 ZONE = "America/New_York"
@@ -153,6 +155,31 @@ def test_json_is_that_of_to_json(
     found = written(CALLS[call], rows, kafka_broker, new_topic(2), tmp_path, **options)
     differing = {key: (text, found[key]) for key, text in expected.items() if found[key] != text}
     assert differing == {}
+
+
+def test_a_thread_has_the_time_zone_of_the_session(spark: SparkSession, zone: None) -> None:
+    """Bug: a sink made in a thread of the user's own printed times in UTC: Spark has no active session there."""
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(session_time_zone).result(60) == session_time_zone() == ZONE
+
+
+@VARIANT.needed
+@pytest.mark.parametrize("call", ["writeStream.format", "write.format", "sink.write", "foreachPartition"])
+def test_variants_are_those_of_to_json(
+    spark: SparkSession, zone: None, kafka_broker: Admin, new_topic: Callable[..., str], tmp_path: Path, call: str
+) -> None:
+    text = """concat('{"b":', id, ',"a":[true,null,"é",', id, '.25,{"c":"', id, '"}]}')"""
+    variant = f"IF(id % 5 = 4, NULL, parse_json({text}))"
+    made = spark.range(0, ROWS, 1, 3).selectExpr(
+        "CAST(id AS STRING) AS key",
+        f"struct(id, {variant} AS v, array({variant}) AS l, map('k', {variant}) AS m) AS value",
+    )
+    made.write.parquet(str(tmp_path / "rows"))
+    rows = spark.read.parquet(str(tmp_path / "rows"))
+    expected = {row.key: row.text.encode() for row in rows.selectExpr("key", "to_json(value) AS text").collect()}
+    assert b'"v":{"a":[true,null,' in expected["0"]
+    options = {"value.format": "json"}
+    assert written(CALLS[call], rows, kafka_broker, new_topic(2), tmp_path, **options) == expected
 
 
 @pytest.mark.parametrize("call", [pytest.param("write.format", marks=FORMAT.needed), "sink.write", "foreachPartition"])

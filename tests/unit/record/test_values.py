@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
+from pyspark.sql.types import VariantVal
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
 from spark_kafka_sink.record.values import array_of, array_of_fitting
@@ -197,3 +198,19 @@ def test_nested_values_come_back(data: st.DataObject) -> None:
 
 def _as_dicts(row: Any) -> Any:
     return row and {**row, "m": None if row["m"] is None else dict(row["m"])}
+
+
+VARIANT = pa.struct(
+    [pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False, {"variant": "true"})]
+)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_variants_are_their_two_parts(kind: type) -> None:
+    array = made([VariantVal(kind(b"\x0c\x07"), kind(b"\1\0\0")), None], VARIANT)
+    assert array.to_pylist() == [{"value": b"\x0c\x07", "metadata": b"\1\0\0"}, None]
+
+
+def test_other_values_in_place_of_a_variant_are_refused() -> None:
+    with pytest.raises(SchemaError, match=r"^value of row 101 is a tuple; give a VariantVal\.$"):
+        made([None, (b"", b"")], VARIANT)
