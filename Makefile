@@ -33,10 +33,10 @@ $(SETUP): setup.cfg setup.py pyproject.toml constraints.txt $(KERNEL) $(HEADERS)
 demo: $(SETUP)
 	$(BIN)/python jobs/demo.py
 
-# Run two parts at a time, the longest first, so that both processors have work until the end.
+# Run three parts at a time, the longest first: those with Spark wait more than they compute.
 test: $(SETUP)
-	@$(MAKE) --no-print-directory -j2 --output-sync=line \
-	    check integration-brokers unit integration-spark integration-jobs loopback faults-quick
+	@$(MAKE) --no-print-directory -j3 --output-sync=line \
+	    integration-jobs integration-spark unit integration-brokers check loopback faults-quick
 
 test-all: test sanitizers integration-slow notebook docs
 

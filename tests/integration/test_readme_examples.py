@@ -22,6 +22,7 @@ from support.librdkafka import read_topic
 from support.pyspark_capabilities import FORMAT
 from support.schema_registry import SchemaRegistryServer
 
+from spark_kafka_sink.common.errors import TopicExistsError
 from spark_kafka_sink.local.admin import Admin
 
 if TYPE_CHECKING:
@@ -62,7 +63,11 @@ def example_topic(kafka_broker: Admin) -> Iterator[NewTopic]:
     with ExitStack() as stack:
 
         def create(name: str, partitions: int = 1) -> None:
-            kafka_broker.create_topic(name, partitions)
+            try:
+                kafka_broker.create_topic(name, partitions)
+            except TopicExistsError:  # an idle producer of another example asked for it, and the broker made it again
+                kafka_broker.delete_topic(name)
+                kafka_broker.create_topic(name, partitions)
             stack.callback(kafka_broker.delete_topic, name)
 
         yield create
