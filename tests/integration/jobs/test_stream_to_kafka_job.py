@@ -170,7 +170,7 @@ def test_signal_before_the_query_runs_ends_the_job(
     assert out == "Stopped before the query was started\n"
 
 
-@pytest.mark.parametrize("interface", ["format", "foreachBatch"])
+@pytest.mark.parametrize("interface", ["format", pytest.param("foreachBatch", marks=pytest.mark.slow)])
 def test_killed_job_continues_and_readers_see_each_row_once(
     kafka_broker: Admin,
     new_topic: Callable[..., str],
@@ -204,7 +204,9 @@ def values_of(kafka: Admin, topic: str) -> list[int]:
     return [int(value) for value in read_values(kafka.bootstrap_servers, topic, 3)]
 
 
-@pytest.mark.parametrize("interface", ["format", "foreachBatch", "foreachPartition"])
+@pytest.mark.parametrize(
+    "interface", ["format", pytest.param("foreachBatch", marks=pytest.mark.slow), "foreachPartition"]
+)
 def test_failed_job_prints_one_paragraph_with_the_cause(
     kafka_broker: Admin, topic: str, tmp_path: Path, start_job: Callable[..., subprocess.Popen[str]], interface: str
 ) -> None:
