@@ -1,5 +1,5 @@
 # make demo    runs the main job on real input, into an embedded broker
-# make test    checks format, lint and types, and runs the quick tests, in 15 to 30 minutes
+# make test    checks format, lint and types, and runs the quick tests, in 15 to 25 minutes
 # make test-all also runs the slow tests, and those of the kernel under sanitizers (make sanitizers)
 # make faults  runs every row of the fault matrix. SEEDS=20 runs the rows that kill and freeze brokers with 20 seeds.
 #              KILLS=200 kills a driver of exactly-once delivery 200 times.
@@ -33,10 +33,10 @@ $(SETUP): setup.cfg setup.py pyproject.toml constraints.txt $(KERNEL) $(HEADERS)
 demo: $(SETUP)
 	$(BIN)/python jobs/demo.py
 
-# Run two parts at a time, the longest first, so that both processors have work until the end.
+# Run three parts at a time, the longest first: those with Spark wait more than they compute.
 test: $(SETUP)
-	@$(MAKE) --no-print-directory -j2 --output-sync=line \
-	    check integration-brokers unit integration-spark integration-jobs loopback faults-quick
+	@$(MAKE) --no-print-directory -j3 --output-sync=line \
+	    integration-jobs integration-spark unit integration-brokers check loopback faults-quick
 
 test-all: test sanitizers integration-slow notebook docs
 
