@@ -258,7 +258,7 @@ class TopicCreation:
     def _ask(
         self, node: Node | None, request: DescribeTopicConfigsRequest | CreateTopicRequest, timer: Timer
     ) -> Any | KafkaError:
-        """Return the body of the node's response, or why there is none."""
+        """Return the body of the node's response, or the error if the node did not answer."""
         if node is None:
             return UnknownTopicOrPartitionError("No node could be asked.")
         future = self._client.send(node, request)

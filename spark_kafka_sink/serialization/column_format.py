@@ -36,8 +36,8 @@ class JsonOptions:
     type, which is the session's zone for a column from Spark.
     """
     zone_of_variants: str | None = None
-    """The zone of timestamps in a variant, whose type has none, if `time_zone` is None: the session's, where it is
-    known.
+    """The session's zone, for timestamps in a variant if `time_zone` is None. A variant's type has no zone of its own.
+    None: the session's zone is not known.
     """
     timestamp_format: str | None = None
     """`timestampFormat`. Only to_json's default is supported; another pattern is a ConfigError."""

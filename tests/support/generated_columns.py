@@ -51,6 +51,24 @@ LEAVES: tuple[pa.DataType, ...] = (
     pa.dictionary(pa.int32(), pa.int64()),
     pa.dictionary(pa.int64(), pa.decimal128(5, 1)),
 )
+PARQUET_LEAVES: tuple[pa.DataType, ...] = (
+    pa.bool_(),
+    pa.int8(),
+    pa.int16(),
+    pa.int32(),
+    pa.int64(),
+    pa.float32(),
+    pa.float64(),
+    pa.string(),
+    pa.binary(),
+    pa.date32(),
+    pa.timestamp("us", "UTC"),
+    pa.timestamp("us"),
+    pa.decimal128(9, 2),
+    pa.decimal128(38, 10),
+    pa.decimal128(18, 0),
+)
+"""Those that Spark reads from parquet files."""
 KEYS: tuple[pa.DataType, ...] = (pa.string(), pa.large_string(), pa.string_view())
 
 Value = Callable[[random.Random, pa.DataType], Any]

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from support.generated_columns import random_array, random_struct
+from support.generated_columns import PARQUET_LEAVES, random_array, random_struct
 
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.column_format import FormatSettings, JsonOptions
@@ -32,24 +32,6 @@ TYPES, ROWS = 320, 70
 LEAST_ROWS = 20_000
 SEED = 20_000
 ZONE = "America/New_York"
-LEAVES = (
-    pa.bool_(),
-    pa.int8(),
-    pa.int16(),
-    pa.int32(),
-    pa.int64(),
-    pa.float32(),
-    pa.float64(),
-    pa.string(),
-    pa.binary(),
-    pa.date32(),
-    pa.timestamp("us", "UTC"),
-    pa.timestamp("us"),
-    pa.decimal128(9, 2),
-    pa.decimal128(18, 0),
-    pa.decimal128(38, 10),
-)
-"""Those that Spark reads from parquet files."""
 
 
 def as_spark_has_it(data_type: pa.DataType) -> pa.DataType:
@@ -77,7 +59,7 @@ def table() -> pa.Table:
     columns = {}
     for number in range(TYPES):
         rng = random.Random(SEED + number)
-        data_type = as_spark_has_it(random_struct(rng, 3, leaves=LEAVES, least=1))
+        data_type = as_spark_has_it(random_struct(rng, 3, leaves=PARQUET_LEAVES, least=1))
         columns[f"c{number}"] = random_array(rng, data_type, ROWS)
     return pa.table(columns)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from support.generated_columns import random_array, random_struct
+from support.generated_columns import PARQUET_LEAVES, random_array, random_struct
 
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.column_format import FormatSettings, JsonOptions
@@ -20,23 +20,6 @@ from spark_kafka_sink.serialization.schemas import column_format
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LEAVES = (
-    pa.bool_(),
-    pa.int8(),
-    pa.int16(),
-    pa.int32(),
-    pa.int64(),
-    pa.float32(),
-    pa.float64(),
-    pa.string(),
-    pa.binary(),
-    pa.date32(),
-    pa.timestamp("us", "UTC"),
-    pa.timestamp("us"),
-    pa.decimal128(9, 2),
-    pa.decimal128(38, 10),
-    pa.decimal128(18, 0),
-)
 NUMBER = re.compile(r"-?\d+\.\d+(?:E-?\d+)?")
 ZONE = "America/New_York"
 
@@ -58,7 +41,7 @@ def spark_type(data_type: pa.DataType) -> pa.DataType:
 
 def generated(seed: int, rows: int) -> pa.Array:
     rng = random.Random(seed)
-    return random_array(rng, spark_type(random_struct(rng, 2, leaves=LEAVES, least=2)), rows)
+    return random_array(rng, spark_type(random_struct(rng, 2, leaves=PARQUET_LEAVES, least=2)), rows)
 
 
 @pytest.fixture
