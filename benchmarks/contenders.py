@@ -277,7 +277,8 @@ def kafka_python(df: DataFrame, work: Assignment) -> None:
         producer = KafkaProducer(**settings)
         for row in rows:
             key = row.key.encode() if is_keyed else None
-            producer.send(topic, value=row.value.encode(), key=key).add_errback(failures.append)
+            value = row.value.encode() if isinstance(row.value, str) else bytes(row.value)
+            producer.send(topic, value=value, key=key).add_errback(failures.append)
         producer.flush(120)
         producer.close()
         if failures:
