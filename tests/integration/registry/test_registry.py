@@ -6,13 +6,17 @@ import json
 import struct
 import urllib.request
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from support.generated_protobuf import message_class
 
 from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.local import SchemaRegistry
@@ -25,6 +29,8 @@ from spark_kafka_sink.serialization.schemas import column_format
 pytestmark = pytest.mark.slow
 
 JSON_SCHEMA = '{"$schema": "http://json-schema.org/draft-07/schema#", "type": "object"}'
+Reader = Callable[[SchemaRegistryClient, str], Any]
+"""Makes a deserializer that knows the writer's schema."""
 PROTO = 'syntax = "proto3"; package shop; message A {} message Order { message Line { int32 n = 1; } }'
 
 
@@ -75,15 +81,44 @@ def test_schema_is_registered_once_and_found_by_its_id(schema_registry: SchemaRe
     assert call(schema_registry, "GET", f"/subjects/{topic}-value/versions") == [1]
 
 
-def test_confluents_deserializer_reads_what_the_encoder_writes(schema_registry: SchemaRegistry, topic: str) -> None:
-    rows = [{"id": 1, "name": "a name"}, {"id": None, "name": "naïveté"}, {"id": -(2**62), "name": None}]
+def avro_deserializer(client: SchemaRegistryClient, schema: str) -> Any:
+    return AvroDeserializer(client)
+
+
+def json_deserializer(client: SchemaRegistryClient, schema: str) -> Any:
+    return JSONDeserializer(schema, schema_registry_client=client)
+
+
+def protobuf_deserializer(client: SchemaRegistryClient, schema: str) -> Any:
+    settings = {"use.deprecated.format": False}
+    return ProtobufDeserializer(message_class(schema, "shop.Order"), settings, client)
+
+
+@pytest.mark.parametrize(
+    ("settings", "deserializer"),
+    [
+        (FormatSettings("value", "avro"), avro_deserializer),
+        (FormatSettings("value", "json-schema"), json_deserializer),
+        (FormatSettings("value", "protobuf", message="shop.Order"), protobuf_deserializer),
+    ],
+    ids=["avro", "json-schema", "protobuf"],
+)
+def test_confluents_deserializers_read_what_the_encoder_writes(
+    schema_registry: SchemaRegistry, topic: str, settings: FormatSettings, deserializer: Reader
+) -> None:
+    rows = [{"id": 1, "name": "a name"}, {"id": 7, "name": "naïveté"}, {"id": -(2**53), "name": ""}]
     column = pa.array([*rows, None], pa.struct({"id": pa.int64(), "name": pa.string()}))
-    found = ask(schema_registry, column_format(FormatSettings("value", "avro"), column.type), topic)
+    found = ask(schema_registry, column_format(settings, column.type), topic)
     values = ColumnEncoder(found, column.type).encode(column).values.to_pylist()
     context = SerializationContext(topic, MessageField.VALUE)
     with SchemaRegistryClient({"url": schema_registry.url}) as client:
-        read = AvroDeserializer(client)
-        assert [read(value, context) for value in values] == [*rows, None]
+        read = deserializer(client, found.schema or "")
+        assert [as_row(read(value, context)) for value in values] == [*rows, None]
+
+
+def as_row(value: Any) -> Any:
+    """Return a row of a deserializer as a dictionary. Protobuf's is a message."""
+    return value if value is None or isinstance(value, dict) else {"id": value.id, "name": value.name}
 
 
 def test_newest_version_is_used(schema_registry: SchemaRegistry, topic: str) -> None:

@@ -215,25 +215,21 @@ def _plain(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param("writeStream.format", marks=FORMAT.needed),
-        pytest.param("write.format", marks=FORMAT.needed),
-        "writeStream.foreachBatch",
-        "writeStream.foreach",
-        "sink.write",
-        "foreachPartition",
-    ],
-)
+@pytest.mark.parametrize(("call", "guarantee"), GUARANTEES)
 def test_protobuf_is_that_of_the_official_runtime(
-    rows_without_nulls: DataFrame, kafka_broker: Admin, new_topic: Callable[..., str], tmp_path: Path, call: str
+    rows_without_nulls: DataFrame,
+    kafka_broker: Admin,
+    new_topic: Callable[..., str],
+    tmp_path: Path,
+    call: str,
+    guarantee: str,
 ) -> None:
     rows = rows_without_nulls
     options = {"value.format": "protobuf", "value.schema.message": "shop.Order"}
     data_type = arrow_type(rows.schema["value"].dataType, "value")
     made = resolved(formats_of_write(options), {"value": data_type}, None).value
     order = message_class(made.column_format.schema, "shop.Order")
+    options |= {"delivery.guarantee": guarantee}
     found = written(CALLS[call], rows, kafka_broker, new_topic(2), tmp_path, **options)
     expected = {
         row.key: None
