@@ -90,8 +90,8 @@ def json_deserializer(client: SchemaRegistryClient, schema: str) -> Any:
 
 
 def protobuf_deserializer(client: SchemaRegistryClient, schema: str) -> Any:
-    settings = {"use.deprecated.format": False}
-    return ProtobufDeserializer(message_class(schema, "shop.Order"), settings, client)
+    """It does not ask the registry, because it would ask for a schema in bytes, which Apicurio does not have."""
+    return ProtobufDeserializer(message_class(schema, "shop.Order"), {"use.deprecated.format": False})
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,8 @@ def test_confluents_deserializers_read_what_the_encoder_writes(
     values = ColumnEncoder(found, column.type).encode(column).values.to_pylist()
     context = SerializationContext(topic, MessageField.VALUE)
     with SchemaRegistryClient({"url": schema_registry.url}) as client:
-        read = deserializer(client, found.schema or "")
+        stored = call(schema_registry, "GET", f"/schemas/ids/{schema_id(found)}")["schema"]
+        read = deserializer(client, stored)
         assert [as_row(read(value, context)) for value in values] == [*rows, None]
 
 
