@@ -9,7 +9,8 @@ Reference: org.apache.kafka.clients.producer.ProducerConfig of 4.x.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Final
 
 from spark_kafka_sink.common import options as parsers
@@ -19,7 +20,6 @@ from spark_kafka_sink.common.options import (
     LONG_MAX,
     OptionRow,
     field_name_of,
-    key_of,
     nearest,
     option,
     parse_value,
@@ -238,8 +238,8 @@ class ProducerConfig(SecurityConfig):
         return frozenset(table_of(cls))
 
     def canonical(self) -> tuple[tuple[str, object], ...]:
-        """Return a hashable identity: equal for configurations with equal settings."""
-        return tuple((key_of(f.name), getattr(self, f.name)) for f in fields(self))
+        """Return a hashable identity: equal for configurations with equal settings. Every task asks for it."""
+        return tuple(zip(_KEYS, _SETTINGS(self), strict=True))
 
     @property
     def compression_level(self) -> int | None:
@@ -265,6 +265,8 @@ class ProducerConfig(SecurityConfig):
                 raise ConfigError(text.format(config=self))
 
 
+_KEYS: Final = tuple(table_of(ProducerConfig))
+_SETTINGS: Final = attrgetter(*map(field_name_of, _KEYS))
 _RULES: Final[tuple[tuple[Callable[[ProducerConfig], bool], str], ...]] = (
     (
         lambda c: c.delivery_timeout_ms < min(c.linger_ms + c.request_timeout_ms, INT_MAX),

@@ -82,6 +82,11 @@ class Windows(Generic[S]):
             window_ms += WINDOW_MS
         return Reading(self._merged([past, *kept]), self._merged(recent), window_ms / 1000)
 
+    def total(self, name: str) -> int:
+        """Return the total of one count since the start. Any thread."""
+        past, kept = self._past_and_kept
+        return sum(getattr(sample, name) for sample in (past, *kept))
+
     def is_idle(self, now_ms: int) -> bool:
         """Return whether nothing was counted for EXPIRY_MS. Any thread."""
         return now_ms - self._newest.start_ms - WINDOW_MS >= EXPIRY_MS

@@ -294,6 +294,7 @@ class KafkaProducer:
         self._pool = BufferPool(self.config.buffer_memory, self._clock, lambda: self.sender.wakeup_for_memory())
         client_or_own = client or network_client(self.config, self._metadata, self._clock, self._rng, api_versions)
         self._metrics = ProducerMetrics(self._pool, self._metadata, client_or_own)
+        self.batches_and_retries: Final = self._metrics.batches_and_retries
         self._accumulator = RecordAccumulator(
             sizes=BatchSizes(self.config.batch_size),
             linger_ms=self.config.linger_ms,
@@ -374,10 +375,7 @@ class KafkaProducer:
 
     @property
     def has_failed(self) -> bool:
-        """Whether to close this producer and make another.
-
-        It had a fatal error or a refusal, a turn of its thread has failed, or the thread is gone.
-        """
+        """Whether it had a fatal error, a refusal or a failed turn, or its thread is gone: make another producer."""
         idempotence = self._transactions or self._identity
         is_fatal = self.sender.has_failed_turn or (idempotence is not None and idempotence.has_fatal_error)
         is_fatal |= self._metadata.was_refused  # the credentials may have been renewed since they were read

@@ -141,7 +141,7 @@ class ColumnProducer(Protocol):
 
     def flush(self, timeout: float | None = None) -> None: ...
 
-    def metrics(self) -> Mapping[str, float]: ...
+    def batches_and_retries(self) -> tuple[int, int]: ...
 
 
 class Write:
@@ -151,7 +151,7 @@ class Write:
         self.counts = counts
         self.sent = 0
         self._producer = producer
-        self._before = producer.metrics()
+        self._before = producer.batches_and_retries()
 
     def send(self, topic: str, columns: RecordColumns) -> None:
         """Send rows. Raises KafkaError as soon as one of these rows or of earlier ones is known to have failed."""
@@ -172,9 +172,8 @@ class Write:
 
     def batches_and_retries(self) -> tuple[int, int]:
         """Return acknowledged batches and retried records of the producer since this write began."""
-        now = self._producer.metrics()
-        batches, retries = (now[name] - self._before[name] for name in ("batch-send-total", "record-retry-total"))
-        return int(batches), int(retries)
+        (batches, retries), (batches_before, retries_before) = self._producer.batches_and_retries(), self._before
+        return batches - batches_before, retries - retries_before
 
     def report(self, duration: float) -> WriteReport:
         batches, retries = self.batches_and_retries()

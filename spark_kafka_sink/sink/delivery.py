@@ -7,6 +7,7 @@ thread owns the delivery; the Sender thread reports to its `RowCounts`.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -199,17 +200,19 @@ REPORT_DDL: Final = (
 )
 EXACTLY_ONCE_DDL: Final = REPORT_DDL + ", outcome STRING"
 """The row of a task's own counts has the task's `TaskOutcome` as JSON."""
+_TEXT: Final = pa.string()
+_COUNT: Final = pa.int64()
 _REPORT_SCHEMA: Final = pa.schema(
     [
-        ("topic", pa.string()),
+        ("topic", _TEXT),
         ("partition", pa.int32()),
-        ("records", pa.int64()),
-        ("bytes", pa.int64()),
-        ("last_offset", pa.int64()),
-        ("batches", pa.int64()),
-        ("retries", pa.int64()),
-        ("dead_letters", pa.int64()),
-        ("first_dead_letter", pa.string()),
+        ("records", _COUNT),
+        ("bytes", _COUNT),
+        ("last_offset", _COUNT),
+        ("batches", _COUNT),
+        ("retries", _COUNT),
+        ("dead_letters", _COUNT),
+        ("first_dead_letter", _TEXT),
     ]
 )
 
@@ -219,7 +222,7 @@ def task_report(columns: ReportColumns, outcome: str | None = None) -> pa.Record
     arrays = [_array(column, field) for column, field in zip(columns, _REPORT_SCHEMA, strict=True)]
     if outcome is None:
         return pa.RecordBatch.from_arrays(arrays, schema=_REPORT_SCHEMA)
-    texts = binary_array([*[None] * (len(columns[0]) - 1), outcome], "outcome").cast(pa.string())
+    texts = binary_array([*[None] * (len(columns[0]) - 1), outcome], "outcome").view(pa.string())
     return pa.RecordBatch.from_arrays([*arrays, texts], schema=_REPORT_SCHEMA.append(pa.field("outcome", pa.string())))
 
 
@@ -249,6 +252,8 @@ def report_rows(columns: Iterable[Iterable[Any]]) -> Iterator[Mapping[str, Any]]
 
 
 def _array(column: tuple[Any, ...], field: pa.Field) -> pa.Array:
-    if pa.types.is_string(field.type):
-        return binary_array(column, field.name).cast(field.type)
+    if field.type == _TEXT:
+        return binary_array(column, field.name).view(_TEXT)  # a cast costs a small task more than its other columns
+    if field.type == _COUNT:
+        return pa.Array.from_buffers(_COUNT, len(column), [None, pa.py_buffer(array("q", column))])
     return int_array(column, field.type, field.name)

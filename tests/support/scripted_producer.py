@@ -80,6 +80,9 @@ class ScriptedProducer:
     def close(self, timeout: float | None = None) -> None:
         self.closed_with.append(timeout)
 
+    def batches_and_retries(self) -> tuple[int, int]:
+        return len(self.sent), 0
+
     def metrics(self) -> dict[str, float]:
         return {"batch-send-total": float(len(self.sent)), "record-retry-total": 0.0}
 

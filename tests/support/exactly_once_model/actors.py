@@ -211,8 +211,8 @@ class ModelProducer:
         self.open_ = OpenTransaction("", -1, -1, world.version)
         self._sequences: dict[TopicPartition, int] = {}
 
-    def metrics(self) -> Mapping[str, float]:
-        return {"batch-send-total": 0, "record-retry-total": 0}
+    def batches_and_retries(self) -> tuple[int, int]:
+        return 0, 0
 
     def init_transactions(self, transactional_id: str | None = None) -> None:
         given = init_producer_id(self.world, str(transactional_id), (-1, -1))

@@ -25,6 +25,7 @@ def count(windows: Windows[Counts], now_ms: int, things: int, size: int = 0) -> 
 def seen(windows: Windows[Counts], now_ms: int) -> tuple[int, int, int]:
     """Return (total, recent, recent peak)."""
     reading = windows.read(now_ms)
+    assert windows.total("things") == reading.total.things
     return reading.total.things, reading.recent.things, reading.recent.max_size
 
 

@@ -60,7 +60,10 @@ class Moved:
         self._before = harness.producer.metrics()
 
     def __getitem__(self, name: str) -> float:
-        return self._harness.producer.metrics()[name] - self._before[name]
+        metrics = self._harness.producer.metrics()
+        both = (metrics["batch-send-total"], metrics["record-retry-total"])
+        assert self._harness.producer.batches_and_retries() == both
+        return metrics[name] - self._before[name]
 
     def totals(self) -> dict[str, float]:
         """Return the changed totals, without bytes and requests."""
