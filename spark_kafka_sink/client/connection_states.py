@@ -6,7 +6,7 @@ import enum
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.common.clock import NEVER_MS
@@ -74,6 +74,16 @@ class _NodeConnection:
     failed_setups: int = 0
     throttled_until_ms: int = NEVER_MS
     authentication_error: KafkaError | None = None
+
+
+class ConnectionReading(NamedTuple):
+    """What the metrics show of a connection."""
+
+    address: str
+    """`host:port`, as the broker or bootstrap.servers names it."""
+    is_ready: bool
+    throttle_ms: int
+    """How long the broker still throttles this client."""
 
 
 class ClusterConnectionStates:
@@ -179,6 +189,17 @@ class ClusterConnectionStates:
             if connection.state is ConnectionState.CONNECTING:
                 left_ms = min(left_ms, self._setup_left(connection, now_ms))
         return left_ms
+
+    def readings(self, now_ms: int) -> dict[str, ConnectionReading]:
+        """Return every connection by its node id. Any thread may call it."""
+        return {
+            node_id: ConnectionReading(
+                f"{each.addresses.host}:{each.addresses.port}",
+                each.state is ConnectionState.READY,
+                max(0, each.throttled_until_ms - now_ms),
+            )
+            for node_id, each in self._connections.copy().items()
+        }
 
     # ---- moves -----------------------------------------------------------------------------------------------------
 

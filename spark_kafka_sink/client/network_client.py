@@ -16,7 +16,7 @@ from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
 from spark_kafka_sink.client.connection_states import ClusterConnectionStates
 from spark_kafka_sink.client.in_flight import InFlightRequest, InFlightRequests
 from spark_kafka_sink.client.metadata_updater import LeastLoadedNode, MetadataUpdater
-from spark_kafka_sink.client.network_metrics import NetworkMetrics
+from spark_kafka_sink.client.network_metrics import NetworkMetrics, by_connection
 from spark_kafka_sink.client.seams import ClientRequest, ClientResponse, RequestCallback, Selectable
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
@@ -494,6 +494,9 @@ class NetworkClient:
 
     def node_metrics(self, now_ms: int) -> dict[str, dict[str, float]]:
         return self._metrics.by_node(now_ms)
+
+    def connection_metrics(self, now_ms: int) -> dict[tuple[str, str], dict[str, float]]:
+        return by_connection(self._states.readings(now_ms), self._in_flight.count)
 
     def close(self) -> None:
         if not self._is_closed:

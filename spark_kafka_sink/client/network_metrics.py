@@ -6,9 +6,11 @@ org.apache.kafka.common.network.Selector.SelectorMetrics.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from spark_kafka_sink.client.connection_states import ConnectionReading
 from spark_kafka_sink.common.windows import Reading, Sample, Windows, WindowsByKey, average, peak
 from spark_kafka_sink.network.selector import SelectorSample
 
@@ -114,4 +116,18 @@ def _of_frames(frames: Reading[FrameSample]) -> dict[str, float]:
         "request-size-max": peak(recent.max_request_bytes, recent.requests),
         "response-rate": recent.responses * per_s,
         "response-total": float(total.responses),
+    }
+
+
+def by_connection(
+    readings: Mapping[str, ConnectionReading], in_flight: Callable[[str], int]
+) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the state of each connection by "node-" with the node's id, and `host:port`."""
+    return {
+        (f"node-{node_id}", reading.address): {
+            "ready": float(reading.is_ready),
+            "requests-in-flight": float(in_flight(node_id)),
+            "throttle-time-left": float(reading.throttle_ms),
+        }
+        for node_id, reading in readings.items()
     }

@@ -186,6 +186,10 @@ class KafkaClient(Protocol):
         """Return the metrics of each node's connection, by "node-" and the node's id. Any thread."""
         ...
 
+    def connection_metrics(self, now_ms: int) -> dict[tuple[str, str], dict[str, float]]:
+        """Return the state of each connection by "node-" with the node's id, and `host:port`. Any thread."""
+        ...
+
     def close(self) -> None:
         """Close every connection."""
         ...

@@ -590,16 +590,16 @@ class KafkaProducer:
         return self._metrics.snapshot(self._clock.now_ms())
 
     def topic_metrics(self) -> Mapping[str, Mapping[str, float]]:
-        """Return the metrics of each topic (Kafka: producer-topic-metrics), which is forgotten an hour after its last
-        batch.
-        """
+        """Return metrics by topic (Kafka: producer-topic-metrics), which is forgotten an hour after its last batch."""
         return self._metrics.by_topic(self._clock.now_ms())
 
     def node_metrics(self) -> Mapping[str, Mapping[str, float]]:
-        """Return the metrics of each broker (Kafka: producer-node-metrics) by its tag node-id: "node-1". Addresses of
-        bootstrap.servers have ids below 0. Otherwise as `topic_metrics`.
-        """
+        """Return metrics by the tag node-id, "node-1" (Kafka: producer-node-metrics); below 0: of bootstrap.servers."""
         return self._metrics.by_node(self._clock.now_ms())
+
+    def connection_metrics(self) -> Mapping[tuple[str, str], Mapping[str, float]]:
+        """Return the state of each connection, by node-id and `host:port`. The Java client has no such group."""
+        return self._metrics.by_connection(self._clock.now_ms())
 
     # ---- flush and close -------------------------------------------------------------------------------------------
 

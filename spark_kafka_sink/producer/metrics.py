@@ -250,3 +250,7 @@ class ProducerMetrics:
     def by_node(self, now_ms: int) -> dict[str, dict[str, float]]:
         """Return the metrics of group producer-node-metrics, by "node-" and the id of the broker."""
         return self._client.node_metrics(now_ms)
+
+    def by_connection(self, now_ms: int) -> dict[tuple[str, str], dict[str, float]]:
+        """Return the state of each connection, by "node-" with the id of the broker, and its address."""
+        return self._client.connection_metrics(now_ms)

@@ -1,5 +1,5 @@
 """Serves the metrics of a process's producers to Prometheus at http://<host>:<port>/metrics: all that their `metrics`,
-`topic_metrics` and `node_metrics` return.
+`topic_metrics`, `node_metrics` and `connection_metrics` return.
 
 For the options `metrics.port` and `metrics.host`. A machine has many Spark workers, each a process with its own
 producers, so the option is a range, and a worker takes the first free port of it. Needs the extra `prometheus`.
@@ -49,13 +49,17 @@ class _Group(NamedTuple):
 _OF_PRODUCER: Final = _Group("producer-metrics", "kafka_producer", ("client_id", "producer"))
 _OF_TOPIC: Final = _Group("producer-topic-metrics", "kafka_producer_topic", ("client_id", "producer", "topic"))
 _OF_NODE: Final = _Group("producer-node-metrics", "kafka_producer_node", ("client_id", "producer", "node_id"))
+_OF_CONNECTION: Final = _Group(
+    "producer-connection-metrics", "kafka_producer_connection", ("client_id", "producer", "node_id", "address")
+)
+"""Not one of Kafka's."""
 
 
 class PoolCollector(Collector):
     """Every metric of every producer in `pool`, read when it is asked for: `record-send-total` is
-    kafka_producer_record_send_total, that of a topic kafka_producer_topic_record_send_total, and a node's
-    kafka_producer_node_… Labels: the client.id, a number that no other producer of the process has, topic or node_id.
-    And kafka_sink_dead_letters_total, by topic.
+    kafka_producer_record_send_total, that of a topic kafka_producer_topic_record_send_total, a node's
+    kafka_producer_node_…, a connection's kafka_producer_connection_… Labels: the client.id, a number that no other
+    producer of the process has, topic, node_id, address. And kafka_sink_dead_letters_total, by topic.
     """
 
     def __init__(self, pool: ProducerPool) -> None:
@@ -70,6 +74,8 @@ class PoolCollector(Collector):
                 _add(families, _OF_TOPIC, (*labels, topic), metrics)
             for node_id, metrics in producer.node_metrics().items():
                 _add(families, _OF_NODE, (*labels, node_id), metrics)
+            for place, metrics in producer.connection_metrics().items():
+                _add(families, _OF_CONNECTION, (*labels, *place), metrics)
         for topic, rows in self._pool.dead_letters().items():
             dead = CounterMetricFamily(_DEAD_LETTERS, "rows that went to the dead letters", labels=("topic",))
             families.setdefault(_DEAD_LETTERS, dead).add_metric((topic,), rows)
@@ -82,7 +88,7 @@ def _add(families: _Families, group: _Group, labels: tuple[str, ...], metrics: M
         family = families.get(full_name)
         if family is None:
             kind = CounterMetricFamily if name.endswith(_COUNTER) else GaugeMetricFamily
-            family = kind(full_name, f"{name} of Kafka's {group.name}", labels=group.labels)
+            family = kind(full_name, f"{name} of {group.name}", labels=group.labels)
             families[full_name] = family
         family.add_metric(labels, value)
 

@@ -693,6 +693,37 @@ def test_nodes_are_counted_separately_and_add_up() -> None:
     }
 
 
+def test_state_of_each_connection_is_shown() -> None:
+    harness = quiet(AT_ONCE)
+    harness.send()
+    harness.settle()
+    place = next(place for place in harness.producer.connection_metrics() if place[0] == "node-0")
+    assert place == ("node-0", "broker-0:9092")
+    idle = {"ready": 1.0, "requests-in-flight": 0.0, "throttle-time-left": 0.0}
+    assert harness.producer.connection_metrics()[place] == idle
+    harness.cluster.on(ApiKey.PRODUCE, faults.lose_response(), times=1)
+    sent = harness.send()
+    harness.run_until(lambda: harness.producer.connection_metrics()[place]["requests-in-flight"] == 1)
+    harness.network.cut(0)
+    harness.run_until(lambda: not harness.producer.connection_metrics()[place]["ready"])
+    assert harness.producer.connection_metrics()[place] == idle | {"ready": 0.0}
+    harness.run_until(lambda: sent.is_settled)
+    assert harness.producer.connection_metrics()[place] == idle
+
+
+def test_throttle_of_a_connection_is_shown() -> None:
+    harness = quiet(AT_ONCE)
+    harness.send()
+    harness.settle()
+    harness.cluster.throttle_ms = 1_000
+    harness.send()
+    harness.settle()
+    left = {place: shown["throttle-time-left"] for place, shown in harness.producer.connection_metrics().items()}
+    assert 0 < left["node-0", "broker-0:9092"] <= 1_000
+    harness.clock.advance(2_000)
+    assert set(harness.producer.connection_metrics()["node-0", "broker-0:9092"].values()) == {1.0, 0.0}
+
+
 def test_connections_are_counted_as_they_come_and_go() -> None:
     harness = quiet(AT_ONCE)
     moved, open_before = Moved(harness), len(harness.selector.connection_ids)

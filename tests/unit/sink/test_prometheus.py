@@ -106,16 +106,21 @@ def test_totals_are_counters_and_the_rest_gauges() -> None:
         "kafka_producer_topic_record_error": "counter",
         "kafka_producer_topic_compression_rate": "gauge",
         "kafka_producer_node_request": "counter",
+        "kafka_producer_connection_ready": "gauge",
+        "kafka_producer_connection_requests_in_flight": "gauge",
     }
 
 
-def test_topics_and_nodes_are_labels() -> None:
+def test_topics_nodes_and_connections_are_labels() -> None:
     producers = pool()
     producers.acquire(config(**{"client.id": "orders"})).send_columns("t", RecordColumns(pa.array([b"value"])))
     found = {sample.name: sample.labels for family in PoolCollector(producers).collect() for sample in family.samples}
     assert found["kafka_producer_topic_record_error_total"].keys() == {"client_id", "producer", "topic"}
     assert found["kafka_producer_topic_record_error_total"]["topic"] == "t"
     assert found["kafka_producer_node_request_total"]["node_id"] == "node-1"
+    connection = found["kafka_producer_connection_ready"]
+    assert connection.keys() == {"client_id", "producer", "node_id", "address"}
+    assert (connection["node_id"], connection["address"]) == ("node-1", "h1:9092")
 
 
 def test_each_open_producer_is_a_series() -> None:
