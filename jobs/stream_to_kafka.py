@@ -60,6 +60,7 @@ SINK_OPTIONS = (
     "delivery.guarantee",
     "metrics.port",
     "metrics.host",
+    "report.log",
     "timestamp.allow.before.1980",
     "transactional.id.prefix",
     "decision.topic",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from spark_kafka_sink.common.version import VERSION
 
 if TYPE_CHECKING:
+    from spark_kafka_sink.common.batch_report import BatchReport as BatchReport
     from spark_kafka_sink.common.errors import ConfigError as ConfigError
     from spark_kafka_sink.common.errors import KafkaError as KafkaError
     from spark_kafka_sink.common.errors import SchemaError as SchemaError
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
     from spark_kafka_sink.record.columns import RecordColumns as RecordColumns
     from spark_kafka_sink.sink.data_source import KafkaSinkDataSource as KafkaSinkDataSource
     from spark_kafka_sink.sink.kafka_sink import KafkaSink as KafkaSink
+    from spark_kafka_sink.sink.report_listener import ReportListener as ReportListener
 
 _HOMES = {
     # Spark
     "KafkaSink": "spark_kafka_sink.sink.kafka_sink",
     "KafkaSinkDataSource": "spark_kafka_sink.sink.data_source",
+    "BatchReport": "spark_kafka_sink.common.batch_report",
+    "ReportListener": "spark_kafka_sink.sink.report_listener",
     # producer
     "KafkaProducer": "spark_kafka_sink.producer.kafka_producer",
     "RecordColumns": "spark_kafka_sink.record.columns",

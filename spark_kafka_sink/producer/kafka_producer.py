@@ -294,7 +294,7 @@ class KafkaProducer:
         self._pool = BufferPool(self.config.buffer_memory, self._clock, lambda: self.sender.wakeup_for_memory())
         client_or_own = client or network_client(self.config, self._metadata, self._clock, self._rng, api_versions)
         self._metrics = ProducerMetrics(self._pool, self._metadata, client_or_own)
-        self.batches_and_retries: Final = self._metrics.batches_and_retries
+        self.batches_and_retries, self.waits_ms = self._metrics.batches_and_retries, self._metrics.waits_ms
         self._accumulator = RecordAccumulator(
             sizes=BatchSizes(self.config.batch_size),
             linger_ms=self.config.linger_ms,

@@ -180,6 +180,10 @@ class ProducerMetrics:
         """
         return self._sender.total("acknowledged_batches"), self._sender.total("retried_records")
 
+    def waits_ms(self) -> tuple[int, int]:
+        """Return the ms that sends have waited for metadata, and for buffer.memory, since the start."""
+        return self._call_ms["metadata-wait"], self._pool.waits.total("wait_ms")
+
     def snapshot(self, now_ms: int) -> dict[str, float]:
         """Return every metric by its name.
 

@@ -31,6 +31,9 @@ class Delivered:
     size: int = 0
     """Bytes of encoded records, before compression."""
     last_offset: int = -1
+    first_offset: int = -1
+    without_offset: int = 0
+    """Records for which the broker gave no offset."""
 
 
 class RowCounts:
@@ -59,8 +62,14 @@ class RowCounts:
             delivered = self.delivered[place] = Delivered()
         delivered.records += run.record_count
         delivered.size += run.serialized_size
-        if run.base_offset >= 0:
-            delivered.last_offset = max(delivered.last_offset, run.base_offset + run.record_count - 1)
+        first, last = run.base_offset, run.base_offset + run.record_count - 1
+        if first < 0:
+            delivered.without_offset += run.record_count
+            return
+        if first < delivered.first_offset or delivered.first_offset < 0:
+            delivered.first_offset = first
+        if last > delivered.last_offset:
+            delivered.last_offset = last
 
     @property
     def failed(self) -> int:

@@ -45,14 +45,21 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, SchemaError
 from spark_kafka_sink.producer.writes import WriteReport
 from spark_kafka_sink.sink.arrow_writer import write_all
+from spark_kafka_sink.sink.batch_run import NO_QUERY, BatchRun, QueryIds
 from spark_kafka_sink.sink.column_formats import check_formats, with_column_formats
 from spark_kafka_sink.sink.dead_letters import check_limit, log_letters
-from spark_kafka_sink.sink.delivery import TaskDelivery, report_rows
+from spark_kafka_sink.sink.delivery import ReportColumns, TaskDelivery, report_rows
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import process_client, process_driver
-from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, remember_start, remembered_start
+from spark_kafka_sink.sink.exactly_once.messages import (
+    BatchStart,
+    TaskOutcome,
+    remember_start,
+    remembered_start,
+    skipped_records,
+)
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
-from spark_kafka_sink.sink.exactly_once.session import is_named_by_query, stream_prefix
+from spark_kafka_sink.sink.exactly_once.session import QUERY_NAME, is_named_by_query, stream_prefix
 from spark_kafka_sink.sink.exactly_once.task import (
     ExactlyOnceTask,
     TaskIdentity,
@@ -66,7 +73,7 @@ from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.running_query import has_query_thread, refuse_beside_queries
 from spark_kafka_sink.sink.schema import TIMESTAMP, check_columns
 from spark_kafka_sink.sink.topic_creation import create_missing_topic
-from spark_kafka_sink.sink.worker import show_reports
+from spark_kafka_sink.sink.worker import report_folder, show_reports
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,13 +88,17 @@ _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
 class TaskWritten(WriterCommitMessage):
     """The commit message of a task, from `write` to `commit`."""
 
-    columns: tuple[tuple[Any, ...], ...]
+    columns: ReportColumns
     """Made by `report_columns`. The driver holds those of all tasks, and rows would take seven times as much."""
     started_ms: int
     """Time of day, as `ended_ms`: compared with tasks of other machines."""
     ended_ms: int
     outcome: TaskOutcome | None = None
     """Only of an exactly-once batch."""
+    began_ms: int | None = None
+    """The time of day at which the driver began the batch, by its own clock."""
+    ids: QueryIds = NO_QUERY
+    """The driver's part of a data source is not told them."""
 
 
 class KafkaSinkDataSource(DataSource):
@@ -125,16 +136,16 @@ class KafkaSinkDataSource(DataSource):
         the whole result is appended again with every batch, as by Spark's own sink.
         """
         config = self._checked(schema)
+        given = {key.lower(): value for key, value in self.options.items()}
         if config.is_exactly_once:
             writer = KafkaStreamWriter(config, stream_prefix(config, self.options))
             writer.is_named_by_query = is_named_by_query(config, self.options)
         else:
             writer = KafkaStreamWriter(config)
+        writer.query_name = given.get(QUERY_NAME) or None
         if config.formats is not None:
             writer.schema = schema
-            writer.stream = next(
-                (text for key, text in self.options.items() if key.lower() == "checkpointlocation"), None
-            )
+            writer.stream = given.get("checkpointlocation")
         return writer
 
     def _checked(self, schema: StructType) -> SinkConfig:
@@ -169,6 +180,8 @@ class _Writer(ABC):
     """Of the rows, if columns have formats."""
     stream: str | None = None
     """The checkpoint location of a stream: its batches have the formats of the first one that this process began."""
+    query_name: str | None = None
+    """The name of a stream, if it has one."""
 
     def __init__(self, config: SinkConfig, prefix: str | None = None) -> None:
         """`prefix`: that of an exactly-once write, None for a batch write, which claims a name when it begins."""
@@ -178,6 +191,7 @@ class _Writer(ABC):
         """Whether the topic needs no creation any more."""
         self._claim: Claim | None = None
         self._batch_start: BatchStart | None = None
+        self._began_ms = SystemClock().wall_ms()
 
     def __getstate__(self) -> Mapping[str, Any]:
         """Look up the ids of schemas, create a missing topic, and begin an exactly-once batch: Spark pickles only a
@@ -220,27 +234,68 @@ class _Writer(ABC):
     def _task(self, batch_start: BatchStart) -> TaskIdentity:
         """Return the identity of the running task."""
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None], whose: str) -> None:
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], whose: str, batch_id: int | None = None) -> None:
         """Commit an exactly-once batch, and log the report; `whose` begins it. Raises TooManyDeadLettersError, and
         KafkaError if the batch could not be committed.
         """
-        report = report_of(messages)
-        check_limit(self._config, report)
-        self._commit_batch(messages)
-        self._release_name()
+        run = self._run_of(messages, batch_id)
+        try:
+            report = report_of(messages)
+            check_limit(self._config, report)
+            decided_ms = self._commit_batch(messages)
+            self._release_name()
+        except Exception as error:
+            run.ended_ms = SystemClock().wall_ms()
+            self._hand_over(run, error, has_failed=True)
+            raise
+        if self._config.is_exactly_once:
+            run.end_commit(decided_ms, SystemClock().wall_ms())
         log.info("%s: %s", whose, report)
         log_letters(self._config, report, whose)
+        self._hand_over(run, None, has_failed=False)
 
-    def _commit_batch(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def _run_of(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> BatchRun:
+        """Return what the messages tell of the batch, up to the end of its tasks."""
+        written = [message for message in messages if isinstance(message, TaskWritten)]
+        starts = [message.started_ms for message in written]
+        outcomes = [message.outcome for message in written if message.outcome is not None]
+        began_ms = next((message.began_ms for message in written if message.began_ms is not None), self._began_ms)
+        run = BatchRun(self._config.is_exactly_once, began_ms)
+        ids = next((message.ids for message in written if message.ids.query_id is not None), NO_QUERY)
+        run.ids = QueryIds(ids.query_id, ids.run_id, batch_id, self.query_name)
+        run.rows = (row for message in written for row in report_rows(message.columns))
+        run.skipped_records = skipped_records(outcomes)
+        if written:
+            run.end("plan", min(starts))
+            run.end("tasks", max(message.ended_ms for message in written))
+        return run
+
+    def _hand_over(self, run: BatchRun, error: Exception | None, *, has_failed: bool) -> None:
+        """Hand the report to the log and the listeners, if they want it. Raises nothing."""
+        folder = report_folder()
+        if folder is None and not self._config.logs_reports:
+            return
+        from spark_kafka_sink.sink import reports
+
+        reports.hand_over(
+            lambda: reports.report_of(run, error, has_failed=has_failed),
+            is_logged=self._config.logs_reports,
+            folder=folder,
+        )
+
+    def _commit_batch(self, messages: Sequence[WriterCommitMessage | None]) -> int | None:
+        """Return when the batch was decided; None if it needed no decision."""
         outcomes = [message.outcome for message in messages if isinstance(message, TaskWritten)]
         if len(outcomes) != len(messages):
             missing = len(messages) - len(outcomes)
             raise IllegalStateError(f"{missing} of {len(messages)} tasks returned no commit message.")
-        if self._prefix is not None:
-            with self._driver() as driver:
-                committed = driver.commit([outcome for outcome in outcomes if outcome is not None])
-            if committed.was_skipped:
-                log.info("%s: the batch was committed before, and is skipped", self._prefix)
+        if self._prefix is None:
+            return None
+        with self._driver() as driver:
+            committed = driver.commit([outcome for outcome in outcomes if outcome is not None])
+        if committed.was_skipped:
+            log.info("%s: the batch was committed before, and is skipped", self._prefix)
+        return committed.decided_ms
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> str:
         """Abort the tasks' transactions, also of tasks without a message if the start of the batch is known. Return
@@ -273,7 +328,12 @@ class _Writer(ABC):
             " not write it again"
         )
 
-    def _left(self, messages: Sequence[WriterCommitMessage | None]) -> str:
+    def _left(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None = None) -> str:
+        """Abort what can be aborted, report the failed batch, and return what is left, in words."""
+        if None in messages:  # else it was `commit` that failed, and that has reported the batch
+            run = self._run_of(messages, batch_id)
+            run.ended_ms = SystemClock().wall_ms()
+            self._hand_over(run, None, has_failed=True)
         finished = sum(message is not None for message in messages)
         again = "If it was not stopped, the error that Spark shows says why, and what to change."
         if self._prefix is not None:
@@ -299,7 +359,8 @@ class _Writer(ABC):
             self._write_arrow(delivery, iterator)
         else:
             self._write_rows(delivery, iterator)
-        return TaskWritten(delivery.report, started_ms, clock.wall_ms(), None if task is None else task.outcome)
+        outcome = None if task is None else task.outcome
+        return TaskWritten(delivery.report, started_ms, clock.wall_ms(), outcome, self._began_ms, QueryIds.of_task())
 
     def _write_rows(self, delivery: TaskDelivery, rows: Iterator[Any]) -> None:
         from spark_kafka_sink.sink import row_interface  # only PySpark 4.0's tasks need it
@@ -354,12 +415,12 @@ class KafkaStreamWriter(_Writer, StreamInterface):
         TooManyDeadLettersError.
         """
         show_reports()
-        self._commit(messages, f"Batch {batchId}")
+        self._commit(messages, f"Batch {batchId}", batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         """Abort open transactions, and log what stays in Kafka."""
         show_reports()
-        log.warning("Batch %d failed or was stopped: %s", batchId, self._left(messages))
+        log.warning("Batch %d failed or was stopped: %s", batchId, self._left(messages, batchId))
 
 
 def report_of(messages: Sequence[WriterCommitMessage | None]) -> WriteReport:

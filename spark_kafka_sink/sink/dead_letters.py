@@ -8,7 +8,8 @@ errors.tolerance=all has no `DeadLetters`, and does nothing of this.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pyspark import TaskContext
@@ -78,10 +79,13 @@ class Letters(NamedTuple):
 
 
 class LetterCounts(NamedTuple):
-    """What a task reports of its dead letters. `first`: as in `WriteReport`."""
+    """What a task reports of its dead letters. `first`: as in `WriteReport`. `kinds`: their number by the class of the
+    error, with its module.
+    """
 
     counts: RowCounts
     first: str | None
+    kinds: Mapping[str, int] = {}
 
 
 class DeadLetters:
@@ -92,6 +96,7 @@ class DeadLetters:
         self.topic: str = config.dead_letter_topic
         self.counts = RowCounts()
         self.first: str | None = None
+        self.kinds: Counter[str] = Counter()
         self._most = config.most_dead_letters
         self._limits_of = limits_of
         self._place = place
@@ -109,7 +114,7 @@ class DeadLetters:
 
     @property
     def report(self) -> LetterCounts:
-        return LetterCounts(self.counts, self.first)
+        return LetterCounts(self.counts, self.first, dict(self.kinds))
 
     def log(self) -> None:
         """Log a warning if there are any."""
@@ -142,6 +147,7 @@ class DeadLetters:
             fault = faults[0]
             self.first = f"row {first_row + fault.row} of partition {self._place.partition}: {fault.reason}"
         self._found += len(faults)
+        self.kinds.update(_class_of(fault.error) for fault in faults)
         if self._found > self._most:
             raise too_many(self._found, self._most, self.first)
 
@@ -170,17 +176,21 @@ class DeadLetters:
         return row, headers
 
     def _reasons(self, row: RowContent, first_row: int) -> list[Header]:
-        error, place = row.fault.error, self._place
+        place = self._place
         texts = {
             TOPIC_HEADER: None if row.topic is None else row.topic[:_LONGEST_TOPIC],
             PARTITION_HEADER: None if row.partition is None else str(row.partition),
-            CLASS_HEADER: f"{error.__module__}.{error.__qualname__}",
+            CLASS_HEADER: _class_of(row.fault.error),
             MESSAGE_HEADER: row.fault.reason[:_LONGEST_TEXT],
             ROW_HEADER: str(first_row + row.fault.row),
         }
         if place.batch_id is not None:
             texts[BATCH_HEADER] = place.batch_id
         return [(name, None if text is None else text.encode("utf-8", "replace")) for name, text in texts.items()]
+
+
+def _class_of(error: type[Exception]) -> str:
+    return f"{error.__module__}.{error.__qualname__}"
 
 
 def sift_rules(config: SinkConfig) -> SiftRules:

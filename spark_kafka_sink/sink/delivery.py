@@ -7,12 +7,14 @@ thread owns the delivery; the Sender thread reports to its `RowCounts`.
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
+from spark_kafka_sink.common.clock import Clock, SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.producer.writes import Delivered, RowCounts, Write, send_to_each
@@ -55,6 +57,47 @@ class Transaction(Protocol):
         ...
 
 
+class TaskPhases:
+    """How long a task waits for its rows, and for each step of their delivery, in ms.
+
+    The clock is read twice for each Arrow batch and topic, and never for a row.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began_ms = clock.now_ms()
+        self.sending_ms = 0
+        self.acknowledge_ms = 0
+        self.producer_ms = 0
+        self.waited_before_ms = (0, 0)
+        """The producer's `waits_ms` before the task."""
+        self._waits_ms = (0, 0)
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def since(self, started_ms: int) -> int:
+        return self._clock.now_ms() - started_ms
+
+    def waited(self, waits_ms: tuple[int, int]) -> None:
+        """Note the producer's `waits_ms` after the task. These waits are parts of `sending_ms`."""
+        (metadata, memory), (metadata_before, memory_before) = waits_ms, self.waited_before_ms
+        self._waits_ms = metadata - metadata_before, memory - memory_before
+
+    def durations(self) -> dict[str, int]:
+        """Return the time of each phase until now. `read` is all that is no other phase: Spark computes the rows."""
+        metadata, memory = self._waits_ms
+        read = self.since(self._began_ms) - self.sending_ms - self.acknowledge_ms - self.producer_ms
+        return {
+            "read": read,
+            "encode": max(0, self.sending_ms - metadata - memory),  # another thread's waits count in the producer too
+            "metadata": metadata,
+            "memory": memory,
+            "acknowledge": self.acknowledge_ms,
+            "producer": self.producer_ms,
+        }
+
+
 class TaskDelivery:
     """Any number of `send`, then `finish`; or `abandon` if something failed.
 
@@ -68,8 +111,11 @@ class TaskDelivery:
         pool: ProducerPool,
         transaction: Transaction | None = None,
         letters: DeadLetters | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """`letters`: those of a test; by default the task's own, if the sink has dead letters."""
+        """`letters` and `clock`: those of a test; by default the task's own, if the sink has dead letters, and the
+        system's.
+        """
         acknowledge_now()  # so that Spark sends the task's rows
         self.config = config
         self.counts = RowCounts()
@@ -84,13 +130,20 @@ class TaskDelivery:
         self._producer: Producer | None = None
         self._write: Write | None = None
         self._dead: Write | None = None
+        self._phases = TaskPhases(clock or SystemClock())
+        self._durations_ms: Mapping[str, int] = {}
 
     def send(self, topic: str, columns: RecordColumns) -> None:
         """Send rows. Raises KafkaError as soon as one of these rows or of earlier ones is known to have failed."""
         if self._transaction is not None and not self._transaction.takes(topic, columns):
             return
         self.counts.check()
-        self._begin().send(topic, columns)
+        self._send(self._begin(), topic, columns)
+
+    def _send(self, write: Write, topic: str, columns: RecordColumns) -> None:
+        started_ms = self._phases.now_ms()
+        write.send(topic, columns)
+        self._phases.sending_ms += self._phases.since(started_ms)
 
     def sifted(self, columns: Columns, known: Sequence[Unwritable] = ()) -> Columns:
         """Return the columns of a batch without the rows that can never be written, and send those to the dead letters.
@@ -118,11 +171,14 @@ class TaskDelivery:
         self.counts.check()
         self._begin()
         assert self._dead is not None
-        self._dead.send(dead.topic, letters.records)
+        self._send(self._dead, dead.topic, letters.records)
 
     def _begin(self) -> Write:
         if self._write is None:
+            started_ms = self._phases.now_ms()
             self._producer = self._acquire()
+            self._phases.waited_before_ms = self._producer.waits_ms()
+            self._phases.producer_ms += self._phases.since(started_ms)
             self._write = Write(self._producer, self.counts)
             if self.letters is not None:
                 self._dead = Write(self._producer, self.letters.counts)
@@ -152,14 +208,20 @@ class TaskDelivery:
             writes = [write] if self._dead is None else [write, self._dead]
             if self._transaction is not None:
                 self._transaction.add_marker(producer, sum(each.sent for each in writes))
+            started_ms = self._phases.now_ms()
             for each in writes:
                 each.finish()
+            self._phases.acknowledge_ms = self._phases.since(started_ms)
             if self.letters is not None and self.letters.counts.acknowledged:
                 self._pool.count_dead_letters(self.letters.topic, self.letters.counts.acknowledged)
             self.batches, self.retries = write.batches_and_retries()
+            self._phases.waited(producer.waits_ms())
             if self._transaction is not None:
+                started_ms = self._phases.now_ms()
                 self._transaction.prepare(producer)
+                self._phases.producer_ms += self._phases.since(started_ms)
         finally:
+            self._durations_ms = self._phases.durations()
             self.abandon()
 
     def abandon(self) -> None:
@@ -178,7 +240,7 @@ class TaskDelivery:
     def report(self) -> ReportColumns:
         """What the task reports to the driver, once the delivery has finished: the columns of `REPORT_DDL`."""
         letters = None if self.letters is None else self.letters.report
-        return report_columns(self.counts.delivered, self.batches, self.retries, letters)
+        return report_columns(self.counts.delivered, self.batches, self.retries, letters, self._durations_ms)
 
     def _acquire(self) -> Producer:
         if self._transaction is None:
@@ -192,14 +254,8 @@ class TaskDelivery:
 
 # ---- the report that a task returns to the driver --------------------------------------------------------------------
 
-ReportColumns = tuple[tuple[Any, ...], ...]
+ReportColumns = tuple[Sequence[Any], ...]
 
-REPORT_DDL: Final = (
-    "topic STRING, partition INT, records BIGINT, bytes BIGINT, last_offset BIGINT, batches BIGINT, retries BIGINT,"
-    " dead_letters BIGINT, first_dead_letter STRING"
-)
-EXACTLY_ONCE_DDL: Final = REPORT_DDL + ", outcome STRING"
-"""The row of a task's own counts has the task's `TaskOutcome` as JSON."""
 _TEXT: Final = pa.string()
 _COUNT: Final = pa.int64()
 _REPORT_SCHEMA: Final = pa.schema(
@@ -213,8 +269,20 @@ _REPORT_SCHEMA: Final = pa.schema(
         ("retries", _COUNT),
         ("dead_letters", _COUNT),
         ("first_dead_letter", _TEXT),
+        ("first_offset", _COUNT),
+        ("without_offset", _COUNT),
+        ("dead_letter_bytes", _COUNT),
+        ("task", _TEXT),
     ]
 )
+"""`task` is the JSON of `task_facts`, in the row of the task's own counts."""
+REPORT_DDL: Final = (
+    "topic STRING, partition INT, records BIGINT, bytes BIGINT, last_offset BIGINT, batches BIGINT, retries BIGINT,"
+    " dead_letters BIGINT, first_dead_letter STRING, first_offset BIGINT, without_offset BIGINT,"
+    " dead_letter_bytes BIGINT, task STRING"
+)
+EXACTLY_ONCE_DDL: Final = REPORT_DDL + ", outcome STRING"
+"""The row of a task's own counts has the task's `TaskOutcome` as JSON."""
 
 
 def task_report(columns: ReportColumns, outcome: str | None = None) -> pa.RecordBatch:
@@ -227,22 +295,48 @@ def task_report(columns: ReportColumns, outcome: str | None = None) -> pa.Record
 
 
 def report_columns(
-    delivered: Mapping[TopicPartition, Delivered], batches: int, retries: int, letters: LetterCounts | None = None
+    delivered: Mapping[TopicPartition, Delivered],
+    batches: int,
+    retries: int,
+    letters: LetterCounts | None = None,
+    durations_ms: Mapping[str, int] | None = None,
 ) -> ReportColumns:
     """Return a task's report, the columns of `REPORT_DDL`: a row for each topic-partition, one for each topic-partition
     of dead letters, and one without a topic for the task's own counts.
+
+    Numbers of 64 bits are in arrays, which take a quarter of the memory of Python's numbers.
     """
     rows: list[tuple[Any, ...]] = [
-        (place.topic, place.partition, part.records, part.size, part.last_offset, 0, 0, 0, None)
-        for place, part in delivered.items()
+        (*place, each.records, each.size, each.last_offset, 0, 0, 0, None, each.first_offset, each.without_offset, 0)
+        for place, each in delivered.items()
     ]
+    first: str | None = None
+    kinds: Mapping[str, int] = {}
     if letters is not None:
+        first, kinds = letters.first, letters.kinds
         rows += [
-            (place.topic, place.partition, 0, 0, part.last_offset, 0, 0, part.records, None)
-            for place, part in letters.counts.delivered.items()
+            (
+                *place,
+                0,
+                0,
+                each.last_offset,
+                0,
+                0,
+                each.records,
+                None,
+                each.first_offset,
+                each.without_offset,
+                each.size,
+            )
+            for place, each in letters.counts.delivered.items()
         ]
-    rows.append((None, None, 0, 0, -1, batches, retries, 0, None if letters is None else letters.first))
-    return tuple(zip(*rows, strict=True))
+    facts = json.dumps({"durations_ms": durations_ms or {}, "kinds": kinds}, separators=(",", ":"))
+    own = (None, None, 0, 0, -1, batches, retries, 0, first, -1, 0, 0)
+    columns = [*zip(*rows, own, strict=True), (*[None] * len(rows), facts)]
+    return tuple(
+        array("q", column) if field.type == _COUNT else column
+        for column, field in zip(columns, _REPORT_SCHEMA, strict=True)
+    )
 
 
 def report_rows(columns: Iterable[Iterable[Any]]) -> Iterator[Mapping[str, Any]]:
@@ -251,7 +345,7 @@ def report_rows(columns: Iterable[Iterable[Any]]) -> Iterator[Mapping[str, Any]]
     return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
-def _array(column: tuple[Any, ...], field: pa.Field) -> pa.Array:
+def _array(column: Sequence[Any], field: pa.Field) -> pa.Array:
     if field.type == _TEXT:
         return binary_array(column, field.name).view(_TEXT)  # a cast costs a small task more than its other columns
     if field.type == _COUNT:

@@ -20,11 +20,19 @@ from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
 from spark_kafka_sink.producer.writes import WriteReport
 from spark_kafka_sink.sink.arrow_batches import LastWrites, batch_limits, without_padding
 from spark_kafka_sink.sink.arrow_writer import write_arrow
+from spark_kafka_sink.sink.batch_run import BatchRun, Stopwatch
 from spark_kafka_sink.sink.column_formats import with_column_formats, with_given_types
 from spark_kafka_sink.sink.dead_letters import check_limit, log_letters
 from spark_kafka_sink.sink.delivery import EXACTLY_ONCE_DDL, REPORT_DDL, TaskDelivery
-from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
-from spark_kafka_sink.sink.exactly_once.session import DriverSession, StreamBatch, batch_prefix, session, stream_batch
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, skipped_records
+from spark_kafka_sink.sink.exactly_once.session import (
+    DriverSession,
+    RunTasks,
+    StreamBatch,
+    batch_prefix,
+    session,
+    stream_batch,
+)
 from spark_kafka_sink.sink.exactly_once.task import write_in_transaction
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
@@ -42,7 +50,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, Row
 
+    from spark_kafka_sink.common.batch_report import BatchReport
+    from spark_kafka_sink.sink.exactly_once.protocol import Committed
     from spark_kafka_sink.sink.formatted_rows import FormattedWriter
+    from spark_kafka_sink.sink.reports import OnReport
 
     WriteTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -55,6 +66,11 @@ _NO_DRIVER: Final = (
     "delivery.guarantee=exactly-once cannot be kept on foreach and foreachPartition: Spark calls nothing on the driver"
     ' for them that could commit. Use writeStream.format("kafka_sink") or writeStream.foreachBatch(sink.write_batch)'
     " for a stream, sink.write(df) for a batch; or leave the option out."
+)
+_NO_REPORT: Final = (
+    "{0} has no effect on foreach and foreachPartition: Spark calls nothing on the driver for them that could report a"
+    ' batch. Leave it out. Or use writeStream.format("kafka_sink") or writeStream.foreachBatch(sink.write_batch) for a'
+    " stream, sink.write(df) for a batch."
 )
 _NO_CREATION: Final = (
     "topic.create=if-missing has no effect on foreach and foreachPartition: Spark calls nothing on the driver for them"
@@ -87,20 +103,32 @@ class KafkaSink:
     those of an Avro `value.schema`. It is checked at once, and if there is a schema registry, the schema's id is looked
     up there.
 
+    `on_report` is called with the `BatchReport` of each `write` and `write_batch`, also of one that failed, when it has
+    ended (docs/reports.md). What it raises is logged, and changes nothing. With Spark Connect it travels to the server.
+
     Options (docs/options.md) may be given as a mapping, by keyword, or both. Raises ConfigError at once for an option
     that is unknown, malformed or cannot work here. Logs a warning for options of Spark's Kafka source and of consumers,
     and ignores them. Raises SchemaError for a `schema` that cannot be written.
     """
 
     def __init__(
-        self, options: Mapping[str, object] | None = None, /, *, schema: object = None, **more: object
+        self,
+        options: Mapping[str, object] | None = None,
+        /,
+        *,
+        schema: object = None,
+        on_report: object = None,
+        **more: object,
     ) -> None:
         if not isinstance(options, Mapping | None):
             raise ConfigError(f"KafkaSink takes a mapping of options, not {type(options).__name__}.")
         given = dict(options or {})
         if twice := given.keys() & more.keys():
             raise ConfigError(f"The option {min(twice)} is given twice: in the mapping and by keyword.")
+        if on_report is not None and not callable(on_report):
+            raise ConfigError(f"on_report takes a function of one report, not {type(on_report).__name__}.")
         self._config = SinkConfig.from_options({**given, **more})
+        self._on_report: OnReport | None = on_report
         self._row_config = self._config if schema is None else _for_rows(self._config, schema)
         """For tasks that get rows."""
         self._writer: PartitionWriter | FormattedWriter | None = None
@@ -158,16 +186,49 @@ class KafkaSink:
         """
         if self._config.is_exactly_once:
             refuse_in_query(df.sparkSession, is_outside_queries=is_outside_queries)
-            report = self._write_exactly_once(df, None)
-        else:
-            report = self._write_at_least_once(df)
+        report = self._write(df, None, None)
         log_letters(self._config, report, "Write")
         return report
 
-    def _write_at_least_once(self, df: DataFrame) -> WriteReport:
+    def write_batch(self, df: DataFrame, batch_id: int) -> WriteReport:
+        """Write one micro-batch by columns: `df.writeStream.foreachBatch(sink.write_batch)`. Raises as `write` does."""
+        batch = stream_batch(df, batch_id) if self._config.is_exactly_once else None
+        report = self._write(df, batch, batch_id)
+        log.info("Batch %d: %s", batch_id, report)
+        log_letters(self._config, report, f"Batch {batch_id}")
+        return report
+
+    def _write(self, df: DataFrame, batch: StreamBatch | None, batch_id: int | None) -> WriteReport:
+        """Raises as `write`, and KafkaError if an exactly-once batch could not be committed."""
+        watch = Stopwatch(SystemClock())
+        run = BatchRun(self._config.is_exactly_once, watch.began_ms)
+        try:
+            if self._config.is_exactly_once:
+                self._write_exactly_once(df, batch, run, watch)
+            else:
+                self._write_at_least_once(df, run, watch)
+        except Exception as error:
+            run.ended_ms = watch.now_ms()
+            self._hand_over(df, run, batch_id, error)
+            raise
+        self._hand_over(df, run, batch_id, None)
+        return WriteReport.of(run.rows, run.duration)
+
+    def _hand_over(self, df: DataFrame, run: BatchRun, batch_id: int | None, error: BaseException | None) -> None:
+        """Hand the report to those who want it. Raises nothing but Ctrl-C."""
+        is_logged = self._config.logs_reports
+        if not is_logged and self._on_report is None:
+            return
+        from spark_kafka_sink.sink.reports import hand_over, ids_of, report_of
+
+        def make() -> BatchReport:
+            run.ids = ids_of(df, batch_id)
+            return report_of(run, error)
+
+        hand_over(make, is_logged=is_logged, on_report=self._on_report)
+
+    def _write_at_least_once(self, df: DataFrame, run: BatchRun, watch: Stopwatch) -> None:
         """Raises as `write`."""
-        clock = SystemClock()
-        started_ms = clock.now_ms()
         chosen = self._chosen(df)
         config = self._for_tasks(df)
 
@@ -175,26 +236,15 @@ class KafkaSink:
             return write_arrow(config, process_pool(), map(without_padding, batches))
 
         create_missing_topic(config)
-        rows = self._run_tasks(chosen, write_task, REPORT_DDL)
-        report = WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
-        check_limit(config, report)
-        return report
+        run.end("plan", watch.now_ms())
+        run.rows = self._run_tasks(chosen, write_task, REPORT_DDL)
+        run.end("tasks", watch.now_ms())
+        check_limit(config, WriteReport.of(run.rows, run.duration))
 
-    def write_batch(self, df: DataFrame, batch_id: int) -> WriteReport:
-        """Write one micro-batch by columns: `df.writeStream.foreachBatch(sink.write_batch)`. Raises as `write` does."""
-        if self._config.is_exactly_once:
-            report = self._write_exactly_once(df, stream_batch(df, batch_id))
-        else:
-            report = self._write_at_least_once(df)
-        log.info("Batch %d: %s", batch_id, report)
-        log_letters(self._config, report, f"Batch {batch_id}")
-        return report
-
-    def _write_exactly_once(self, df: DataFrame, batch: StreamBatch | None) -> WriteReport:
+    def _write_exactly_once(self, df: DataFrame, batch: StreamBatch | None, run: BatchRun, watch: Stopwatch) -> None:
         """Raises as `write`, and KafkaError if the batch could not be committed."""
         chosen = self._chosen(df)
         config = self._for_tasks(df)
-        rows: list[Row] = []
 
         def run_tasks(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
             query_id = "" if batch is None else batch.query_id
@@ -203,24 +253,28 @@ class KafkaSink:
                 records = map(without_padding, batches)
                 return write_in_transaction(config, process_pool(), batch_start, batch_id, query_id, records)
 
-            rows[:] = self._run_tasks(chosen, write_task, EXACTLY_ONCE_DDL)
+            run.end("plan", watch.now_ms())
+            rows = run.rows = self._run_tasks(chosen, write_task, EXACTLY_ONCE_DDL)
+            run.end("tasks", watch.now_ms())
             check_limit(config, WriteReport.of(rows, 0))
-            return [TaskOutcome.from_json(row["outcome"]) for row in rows if row["outcome"] is not None]
+            outcomes = [TaskOutcome.from_json(row["outcome"]) for row in rows if row["outcome"] is not None]
+            run.skipped_records = skipped_records(outcomes)
+            return outcomes
 
-        clock = SystemClock()
-        started_ms = clock.now_ms()
         create_missing_topic(config)
+        run.end_commit(self._in_session(config, batch, run_tasks).decided_ms, watch.now_ms())
+
+    def _in_session(self, config: SinkConfig, batch: StreamBatch | None, run_tasks: RunTasks) -> Committed:
+        """Run the batch in its driver's session. Raises as `DriverSession.run`."""
         if config.transactional_id_prefix is None and batch is None:
             once = DriverSession(None)
             try:
-                once.run(config, None, run_tasks)
+                return once.run(config, None, run_tasks)
             finally:
                 once.close()
-        else:
-            prefix = config.transactional_id_prefix if batch is None else batch_prefix(config, batch)
-            assert prefix is not None
-            session(prefix).run(config, batch, run_tasks)
-        return WriteReport.of(rows, (clock.now_ms() - started_ms) / 1000)
+        prefix = config.transactional_id_prefix if batch is None else batch_prefix(config, batch)
+        assert prefix is not None
+        return session(prefix).run(config, batch, run_tasks)
 
     def _chosen(self, df: DataFrame) -> DataFrame:
         """Return the columns of `df` that the tasks need. Raises SchemaError."""
@@ -253,6 +307,9 @@ class KafkaSink:
             raise ConfigError(_NO_DRIVER)
         if self._config.requested_topic is not None:
             raise ConfigError(_NO_CREATION)
+        for given, name in ((self._on_report, "on_report"), (self._config.logs_reports or None, "report.log=true")):
+            if given is not None:
+                raise ConfigError(_NO_REPORT.format(name))
         delivery = TaskDelivery(with_given_types(self._row_config), process_pool())
         if delivery.config.column_formats is None:
             return PartitionWriter(delivery)

@@ -51,6 +51,7 @@ TRANSACTION_TIMEOUT_MS: Final = 900_000
 
 OUTSIDE_OPTION: Final = "write.outside.queries"
 _OF_EXACTLY_ONCE: Final = ("transactional.id.prefix", "decision.topic", OUTSIDE_OPTION)
+REPORT_LOG_OPTION: Final = "report.log"
 EARLY_OPTION: Final = "timestamp.allow.before.1980"
 TOLERANCE_OPTION: Final = "errors.tolerance"
 DEAD_LETTER_TOPIC_OPTION: Final = "errors.deadletterqueue.topic.name"
@@ -63,6 +64,7 @@ _OPTIONS: Final = (
     "delivery.guarantee",
     "metrics.port",
     "metrics.host",
+    REPORT_LOG_OPTION,
     EARLY_OPTION,
     TOLERANCE_OPTION,
     *_OF_DEAD_LETTERS,
@@ -151,6 +153,8 @@ class SinkConfig:
     metrics_ports: range | None = None
     """Ports on which a worker may serve its producers' metrics to Prometheus."""
     metrics_host: str = METRICS_HOST
+    logs_reports: bool = False
+    """Whether each batch has its `BatchReport` in the log."""
     allows_early_timestamps: bool = False
     """Whether a number in the column `timestamp` may stand for a date before 1980."""
     dead_letter_topic: str | None = None
@@ -199,6 +203,7 @@ class SinkConfig:
             is_outside_queries=_boolean(by_key, OUTSIDE_OPTION),
             metrics_ports=_metrics_ports(by_key.get("metrics.port")),
             metrics_host=_metrics_host(by_key),
+            logs_reports=_boolean(by_key, REPORT_LOG_OPTION),
             allows_early_timestamps=_boolean(by_key, EARLY_OPTION),
             dead_letter_topic=dead_letter_topic,
             most_dead_letters=_most_dead_letters(by_key),

@@ -1,5 +1,5 @@
 """Habits of Spark's Python worker that the sink works around: late acknowledgements, long walks of the garbage
-collector, and logs that are not shown.
+collector, logs that are not shown, and no way to the user's process.
 
 A worker is forked from a daemon. It runs one task after another, and a data source's planning workers run the driver's
 part. Each function may be called in any process.
@@ -110,3 +110,18 @@ def show_reports() -> None:
             logging.Formatter("%(asctime)s %(levelname)s kafka_sink: %(message)s", "%y/%m/%d %H:%M:%S")
         )
         _package_log.addHandler(handler)
+
+
+# ---- reports ---------------------------------------------------------------------------------------------------------
+
+REPORTS: Final = "spark-kafka-sink-reports"
+"""The folder in the application's local directory that has a folder for each `ReportListener`."""
+
+
+def report_folder() -> Path | None:
+    """Return the folder of the listeners that wait for reports; None if there was never a listener. The JVM, the
+    user's process and the data source's workers have the same SPARK_LOCAL_DIRS on the driver.
+    """
+    local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    folder = Path(local) / REPORTS
+    return folder if local and folder.is_dir() else None

@@ -1,4 +1,4 @@
-"""Every Python example of the README and of four pages of docs/ runs without changes, except for the broker's address
+"""Every Python example of the README and of five pages of docs/ runs without changes, except for the broker's address
 and the checkpoint's folder.
 """
 
@@ -34,7 +34,7 @@ reads_polars = pytest.mark.skipif(
     not hasattr(pa, "string_view"), reason="pyarrow before 16 cannot read tables of Polars"
 )
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "docs/producer.md", "docs/monitoring.md", "docs/embedded-broker.md"]
+PAGES = ["README.md", "docs/producer.md", "docs/monitoring.md", "docs/reports.md", "docs/embedded-broker.md"]
 EXAMPLES = [
     example for page in PAGES for example in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 ]
@@ -103,6 +103,29 @@ def test_observed_metrics_are_in_the_query_progress(
     stop_after_rows(query)
     observed = [progress["observedMetrics"]["kafka"]["rows"] for progress in query.recentProgress]
     assert len(read_topic(kafka_broker.bootstrap_servers, "observed", 2)) >= sum(observed) > 0
+
+
+@FORMAT.needed
+def test_reports_come_to_the_users_functions(
+    spark: SparkSession,
+    kafka_broker: Admin,
+    example_topic: NewTopic,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    example_topic("reported")
+    names = run("ReportListener(", kafka_broker, tmp_path)
+    stop_after_rows(names["query"])
+    names["listener"].deliver()
+    spark.streams.removeListener(names["listener"])
+    names["listener"].close()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "1000 0"
+    streamed = [json.loads(line) for line in lines]
+    assert streamed
+    assert {report["query_id"] for report in streamed} == {names["query"].id}
+    records = sum(report["records"] for report in streamed)
+    assert len(read_topic(kafka_broker.bootstrap_servers, "reported")) == 1000 + records > 1000
 
 
 def test_producer_example_runs_without_spark(

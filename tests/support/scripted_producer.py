@@ -52,6 +52,7 @@ class ScriptedProducer:
     has_failed: bool = False
     partitions: int = 4
     client_id: str = ""
+    waited_ms: tuple[int, int] = (0, 0)
 
     def send_columns(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None = None) -> None:
         assert not self.closed_with, "a send after close"
@@ -83,6 +84,9 @@ class ScriptedProducer:
     def batches_and_retries(self) -> tuple[int, int]:
         return len(self.sent), 0
 
+    def waits_ms(self) -> tuple[int, int]:
+        return self.waited_ms
+
     def metrics(self) -> dict[str, float]:
         return {"batch-send-total": float(len(self.sent)), "record-retry-total": 0.0}
 
@@ -91,6 +95,9 @@ class ScriptedProducer:
 
     def node_metrics(self) -> dict[str, dict[str, float]]:
         return {"node-1": {"request-total": float(self.flushes)}}
+
+    def connection_metrics(self) -> dict[tuple[str, str], dict[str, float]]:
+        return {("node-1", "h1:9092"): {"ready": 1.0, "requests-in-flight": float(len(self.unreported))}}
 
     def init_transactions(self, transactional_id: str | None = None) -> None:
         raise AssertionError("this producer has no transactions")

@@ -385,6 +385,13 @@ def check_agreement(outcomes: Sequence[TaskOutcome]) -> None:
         raise IllegalStateError(f"Two tasks wrote one partition: {sorted(partitions)}. The batch must run again.")
 
 
+def skipped_records(outcomes: Sequence[TaskOutcome]) -> int | None:
+    """Return the rows of a batch that is skipped; None if it is not skipped."""
+    if not any(outcome.was_skipped for outcome in outcomes):
+        return None
+    return sum(outcome.rows for outcome in outcomes)
+
+
 def check_same_batch(outcomes: Sequence[TaskOutcome], topic: str | None) -> None:
     """Compare a batch that is to be skipped with the one that was decided under its number; `topic` is the sink's
     option.

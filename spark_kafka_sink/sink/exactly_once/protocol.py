@@ -119,11 +119,14 @@ class DriverCluster(Protocol):
 
 
 class Committed(NamedTuple):
-    """A batch that counts now. `driver` is the driver's next transaction, None if nothing was decided."""
+    """A batch that counts now. `driver` is the driver's next transaction, None if nothing was decided. `decided_ms` is
+    the time of day at which the decision counted, None if no transaction had to be committed.
+    """
 
     decision: Decision | None
     was_skipped: bool
     driver: OpenTransaction | None
+    decided_ms: int | None = None
 
 
 class ExactlyOnceDriver:
@@ -269,6 +272,7 @@ class ExactlyOnceDriver:
         self._verify(driver, decision)
         (decided,) = self._cluster.end([driver], committed=True)
         driver = self._next_driver(driver, decided, decision)
+        decided_ms = self._wall_ms()
         self.finish(driver, decision)
         # A driver that is fenced by now must not end transactions of its successor's tasks. The note proves that there
         # is no successor yet; transactions listed before it are aborted by their exact epochs.
@@ -276,7 +280,7 @@ class ExactlyOnceDriver:
             left = self._others_open(driver, ())
             driver = self._note_finished(driver, decision, 0 if driver.transaction_version >= 2 else 1)
         self._abort_all(left)
-        return Committed(decision.finished(), False, driver)
+        return Committed(decision.finished(), False, driver, decided_ms)
 
     def abort(self, batch_start: BatchStart, outcomes: Iterable[TaskOutcome]) -> bool:
         """Abort the tasks' transactions if it is certain that the batch is not decided. Return whether all were ended.

@@ -24,7 +24,7 @@ from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome
-from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver, goes_on
+from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver, goes_on
 from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, release_name
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
@@ -88,7 +88,7 @@ class DriverSession:
         self.used_ms = 0
         """The last time that a batch began or ended, by the monotonic clock."""
 
-    def run(self, config: SinkConfig, batch: StreamBatch | None, run_tasks: RunTasks) -> None:
+    def run(self, config: SinkConfig, batch: StreamBatch | None, run_tasks: RunTasks) -> Committed:
         """Begin, run the tasks, commit; abort if something fails. `batch` None: a batch write, which comes after the
         last one under the prefix. Raises IllegalStateError for a second sink of one batch, KafkaError, and the errors
         of the tasks.
@@ -129,6 +129,7 @@ class DriverSession:
             self.used_ms = SystemClock().now_ms()
             if committed.was_skipped:
                 log.info("Batch %d of %s was committed before: skipped", batch_id, self._prefix)
+            return committed
 
     def close(self) -> None:
         client, self._client = self._client, None

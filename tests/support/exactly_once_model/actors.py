@@ -211,6 +211,9 @@ class ModelProducer:
         self.open_ = OpenTransaction("", -1, -1, world.version)
         self._sequences: dict[TopicPartition, int] = {}
 
+    def waits_ms(self) -> tuple[int, int]:
+        return 0, 0
+
     def batches_and_retries(self) -> tuple[int, int]:
         return 0, 0
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fake_clock import FakeClock
-from support.producer_harness import TOPIC, ProducerHarness
-from support.scripted_broker.faults import fail_with
+from support.producer_harness import TOPIC, ProducerHarness, warm
+from support.scripted_broker.faults import close_after, fail_with, lose_response
 from support.scripted_producer import ScriptedProducer, Sent
 from support.transaction_harness import TransactionHarness
 
@@ -33,6 +33,7 @@ from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.producer.transactions import State
 from spark_kafka_sink.producer.writes import Delivered, RowCounts, WriteReport, table_and_formats, write_table
 from spark_kafka_sink.protocol.versions import ApiKey
+from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.tables import BY_NAME, Table
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -43,7 +44,7 @@ def run(partition: int, base_offset: int, records: int, size: int = 0) -> RunMet
     return RunMetadata("t", partition, base_offset, records, -1, size)
 
 
-def test_partition_sums_its_runs_and_keeps_last_offset() -> None:
+def test_partition_sums_its_runs_and_keeps_first_and_last_offset() -> None:
     counts = RowCounts()
     for reported in (
         run(0, 10, 5, 500),
@@ -52,16 +53,62 @@ def test_partition_sums_its_runs_and_keeps_last_offset() -> None:
     ):  # the outcome of a retry comes after that of later runs
         counts(reported, None)
     assert counts.delivered == {
-        TopicPartition("t", 0): Delivered(7, 530, 14),
-        TopicPartition("t", 1): Delivered(1, 70, 0),
+        TopicPartition("t", 0): Delivered(7, 530, 14, 3),
+        TopicPartition("t", 1): Delivered(1, 70, 0, 0),
     }
     assert counts.acknowledged == 8
 
 
 def test_unknown_offset_stays_unknown() -> None:
     counts = RowCounts()
-    counts(run(0, -1, 5), None)
-    assert counts.delivered[TopicPartition("t", 0)].last_offset == -1
+    counts(run(0, -1, 5, 50), None)
+    assert counts.delivered == {TopicPartition("t", 0): Delivered(5, 50, -1, -1, 5)}
+
+
+def test_known_offsets_count_beside_unknown_ones() -> None:
+    counts = RowCounts()
+    for base_offset in (-1, 20, -1, 0, 10):
+        counts(run(0, base_offset, 2, 10), None)
+    assert counts.delivered == {TopicPartition("t", 0): Delivered(10, 50, 21, 0, 4)}
+
+
+# ---- offsets, by a whole producer to scripted brokers ----------------------------------------------------------------
+
+
+def offsets_of(harness: ProducerHarness, partition: int) -> list[int]:
+    return [record.offset for record in harness.cluster.records(TOPIC)[partition] if record.value == b"mine"]
+
+
+def sent_through(harness: ProducerHarness, rows: int) -> RowCounts:
+    counts = RowCounts()
+    columns = RecordColumns(pa.array([b"mine"] * rows), partition=pa.array([0] * rows, pa.int32()))
+    harness.producer.send_columns(TOPIC, columns, counts)
+    harness.run_until(lambda: counts.acknowledged + counts.failed == rows)
+    counts.check()
+    return counts
+
+
+@pytest.mark.parametrize("fault", [lose_response(), close_after(), fail_with(NotEnoughReplicasError)])
+def test_offsets_are_those_of_the_log_after_a_retry(fault: Any) -> None:
+    """An answer that is lost comes again for the duplicate, with the offsets of the records that are in the log."""
+    harness = warm()
+    sent_through(harness, 3)
+    harness.cluster.on(ApiKey.PRODUCE, fault, times=1)
+    counts = sent_through(harness, 5)
+    assert counts.delivered[TopicPartition(TOPIC, 0)].records == 5
+    found = counts.delivered[TopicPartition(TOPIC, 0)]
+    assert [*range(found.first_offset, found.last_offset + 1)] == offsets_of(harness, 0)[-5:] == [4, 5, 6, 7, 8]
+
+
+def test_offsets_are_those_of_the_log_after_a_split() -> None:
+    harness = warm()
+    sent_through(harness, 3)
+    harness.cluster.topics[TOPIC].max_message_bytes = 150
+    counts = sent_through(harness, 40)
+    found = counts.delivered[TopicPartition(TOPIC, 0)]
+    assert (found.records, found.first_offset, found.last_offset) == (40, 4, 43)
+    assert offsets_of(harness, 0) == [*range(1, 44)]
+    assert harness.producer.metrics()["batch-split-total"] > 0
 
 
 def test_first_of_several_errors_is_raised() -> None:

@@ -253,8 +253,9 @@ def test_an_error_upstream_is_passed_on_and_nothing_is_reported(producer: Script
 
 
 def message(partition: int, records: int, started_ms: int, ended_ms: int) -> TaskWritten:
-    row = ("orders", partition, records, 10 * records, records - 1, 1, partition, 0, None)
-    received: TaskWritten = pickle.loads(pickle.dumps(TaskWritten(tuple(zip(row)), started_ms, ended_ms)))
+    delivered = {TopicPartition("orders", partition): Delivered(records, 10 * records, records - 1, 0)}
+    columns = report_columns(delivered, 1, partition)
+    received: TaskWritten = pickle.loads(pickle.dumps(TaskWritten(columns, started_ms, ended_ms)))
     return received
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.fake_clock import FakeClock
 from support.scripted_producer import ScriptedPool, ScriptedProducer, Sent
 
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -127,6 +129,33 @@ def test_rows_refused_by_the_transaction_are_not_sent() -> None:
     delivery.finish()
     assert transaction.asked == ["takes 1 rows of t"]
     assert producer.sent == []
+
+
+def test_task_reports_the_time_of_each_phase() -> None:
+    clock = FakeClock()
+    producer = ScriptedProducer(waited_ms=(1_000, 2_000))
+
+    def wait_and_encode(sent: Sent) -> None:
+        clock.advance(70)
+        producer.waited_ms = (producer.waited_ms[0] + 10, producer.waited_ms[1] + 20)
+
+    def acknowledge(unreported: Sequence[Sent]) -> None:
+        clock.advance(5)
+        for sent in unreported:
+            sent.report()
+
+    producer.on_send, producer.on_flush = wait_and_encode, acknowledge
+    config = SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "topic": "t"})
+    delivery = TaskDelivery(config, ScriptedPool(producer), clock=clock)
+    for _ in range(2):
+        clock.advance(100)  # Spark computes rows
+        delivery.send("t", RecordColumns(pa.array([b"v"])))
+    delivery.finish()
+    facts = json.loads(delivery.report[-1][-1])
+    assert facts == {
+        "durations_ms": {"read": 200, "encode": 80, "metadata": 20, "memory": 40, "acknowledge": 5, "producer": 0},
+        "kinds": {},
+    }
 
 
 def test_the_reports_of_several_tasks_add_up() -> None:

@@ -13,6 +13,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import BinaryType, StructField, StructType
 from support.scripted_producer import ScriptedPool, ScriptedProducer, Sent
 
+from spark_kafka_sink.common.batch_report import BatchReport
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, RecordTooLargeError, SchemaError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
@@ -20,6 +21,7 @@ from spark_kafka_sink.sink import kafka_sink as kafka_sink_module
 from spark_kafka_sink.sink import running_query
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.protocol import Committed
 from spark_kafka_sink.sink.exactly_once.session import StreamBatch
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.rows import BLOCK_ROWS, PartitionWriter
@@ -191,9 +193,10 @@ class Session:
         self.is_closed = False
         self.made.append(self)
 
-    def run(self, config: object, batch: StreamBatch | None, run_tasks: Any) -> None:
+    def run(self, config: object, batch: StreamBatch | None, run_tasks: Any) -> Committed:
         self.batch = batch
         self.outcomes = run_tasks(BATCH_START, 3)
+        return Committed(None, False, None)
 
     def close(self) -> None:
         self.is_closed = True
@@ -209,13 +212,16 @@ COUNTS = NO_LETTERS | {
     "batches": 1,
     "retries": 0,
     "outcome": OUTCOME.to_json(),
+    "task": '{"durations_ms":{"read":3},"kinds":{}}',
 }
 WRITTEN = NO_LETTERS | {
     "topic": "orders",
     "partition": 0,
     "records": 5,
     "bytes": 50,
+    "first_offset": 0,
     "last_offset": 4,
+    "without_offset": 0,
     "batches": 0,
     "retries": 0,
 }
@@ -314,6 +320,60 @@ def test_a_subclass_keeps_its_attributes_without_the_writer() -> None:
     sink.open(0, 0)
     copy = pickle.loads(cloudpickle_dumps(sink))  # type: ignore[no-untyped-call]
     assert (copy.tenant, repr(copy), copy._writer) == ("acme", repr(sink), None)
+
+
+# ---- reports ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("sessions")
+@pytest.mark.parametrize("options", [OPTIONS, EXACTLY_ONCE], ids=["at least once", "exactly once"])
+def test_each_write_is_reported_once_also_when_it_fails(options: dict[str, str]) -> None:
+    got: list[BatchReport] = []
+    sink = ExactlyOnceSink(options, on_report=got.append)
+    sink.write(FRAME)
+    sink.write_batch(FRAME, 3)
+    sink.is_failing = True
+    with pytest.raises(ZeroDivisionError):
+        sink.write_batch(FRAME, 4)
+    assert [(each.batch_id, each.outcome, each.error, each.records) for each in got] == [
+        (None, "complete", None, 5),
+        (3, "complete", None, 5),
+        (4, "failed", "builtins.ZeroDivisionError", 0),
+    ]
+    assert (got[0].partitions[0].first_offset, got[0].partitions[0].last_offset) == (0, 4)
+    assert got[0].task_durations_ms == {"read": 3}
+    phases = ["plan", "tasks"] if options is OPTIONS else ["plan", "tasks", "commit"]
+    assert list(got[0].durations_ms) == phases
+    assert sum(got[0].durations_ms.values()) == got[0].ended_ms - got[0].began_ms
+
+
+@pytest.mark.usefixtures("sessions")
+def test_function_that_raises_does_not_fail_the_write(caplog: pytest.LogCaptureFixture) -> None:
+    def raises(report: BatchReport) -> None:
+        raise ZeroDivisionError("of the user")
+
+    assert ExactlyOnceSink(OPTIONS, on_report=raises).write(FRAME).records == 5
+    assert "ZeroDivisionError: of the user" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "on_report", "text"),
+    [
+        (OPTIONS, print, "on_report has no effect on foreach"),
+        (OPTIONS | {"report.log": "true"}, None, "report.log=true"),
+    ],
+)
+def test_rows_without_a_driver_have_no_report(options: dict[str, str], on_report: object, text: str) -> None:
+    copy = pickle.loads(cloudpickle_dumps(KafkaSink(options, on_report=on_report)))  # type: ignore[no-untyped-call]
+    with pytest.raises(ConfigError, match=text):
+        copy.open(0, 0)
+    with pytest.raises(ConfigError, match=text):
+        copy.write_partition(iter([]))
+
+
+def test_on_report_must_be_a_function() -> None:
+    with pytest.raises(ConfigError, match="on_report takes a function of one report, not str"):
+        KafkaSink(OPTIONS, on_report="print")
 
 
 # ---- columns with formats --------------------------------------------------------------------------------------------

@@ -60,10 +60,10 @@ def test_next_batch_start_names_the_last_decision(bench: CoordinatorBench, drive
 
 
 def test_begin_with_known_decision_does_not_read_it(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
-    decision, _, next_ = driver.commit([task_outcome(bench, driver.begin())])
-    assert next_ is not None
+    committed = driver.commit([task_outcome(bench, driver.begin())])
+    assert committed.driver is not None
     bench.cluster.requests.clear()
-    assert driver.begin(next_.producer, decision).last_batch_id == 4
+    assert driver.begin(committed.driver.producer, committed.decision).last_batch_id == 4
     assert bench.asked(ApiKey.FETCH) == []
 
 
