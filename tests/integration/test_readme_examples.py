@@ -125,7 +125,8 @@ def test_reports_come_to_the_users_functions(
     assert streamed
     assert {report["query_id"] for report in streamed} == {names["query"].id}
     records = sum(report["records"] for report in streamed)
-    assert len(read_topic(kafka_broker.bootstrap_servers, "reported")) == 1000 + records > 1000
+    # a task that the stop interrupted may have written rows, and has no report
+    assert len(read_topic(kafka_broker.bootstrap_servers, "reported")) >= 1000 + records > 1000
 
 
 def test_producer_example_runs_without_spark(
