@@ -165,6 +165,9 @@ class TooManyDeadLettersError(KafkaError):
 class RegistryError(KafkaError):
     """No address of schema.registry.url answers as a schema registry."""
 
+    fault: str = ""
+    """The kind of failure: a name of serialization/registry.py, empty if it has none."""
+
 
 class IllegalStateError(KafkaError):
     """A call that the object's state does not allow: a send after close, a commit without a begin."""
@@ -454,6 +457,9 @@ class SaslAuthenticationError(AuthenticationError):
 
 class SslAuthenticationError(AuthenticationError):
     """The TLS handshake failed permanently: an untrusted, expired or foreign certificate, or no common version."""
+
+    fault: str = ""
+    """The kind of failure: a name of network/tls.py, empty if it has none."""
 
 
 class UnknownProducerIdError(OutOfOrderSequenceError):

@@ -158,6 +158,15 @@ def _pieces(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
 
 # ---- what a failure means --------------------------------------------------------------------------------------------
 
+EXPIRED: Final = "expired"
+NOT_YET_VALID: Final = "not yet valid"
+WRONG_HOST: Final = "wrong host"
+UNKNOWN_AUTHORITY: Final = "unknown authority"
+OURS_REFUSED: Final = "this client's certificate is refused"
+NO_TLS: Final = "no TLS"
+NO_COMMON_VERSION: Final = "no version or cipher suite in common"
+"""Values of `SslAuthenticationError.fault`."""
+
 _WRONG_NAME: Final = frozenset({62, 64})
 _EXPIRED: Final = 10
 _NOT_YET_VALID: Final = 9
@@ -210,6 +219,7 @@ _FINAL: Final = {
 }
 """OpenSSL's reason → the text after the node's name. These failures are final: a new connection would fail as well."""
 _OURS: Final = frozenset(reason for reason, text in _FINAL.items() if text is _OURS_REFUSED)
+_FAULTS: Final = {_NO_TLS: NO_TLS, _OURS_REFUSED: OURS_REFUSED, _NO_COMMON_GROUND: NO_COMMON_VERSION}
 _PASSING: Final = frozenset({"TLSV1_ALERT_INTERNAL_ERROR", "TLSV1_ALERT_USER_CANCELLED"})
 """Alerts of a failure that may pass."""
 
@@ -219,10 +229,12 @@ def handshake_failure(error: OSError, description: str, host: str, has_spoken: b
     must have, and `has_spoken` says whether the node sent anything.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
-        return SslAuthenticationError(f"{description} could not be verified: {_distrust(error, host)}")
+        fault, text = _distrust(error, host)
+        return _final(fault, f"{description} could not be verified: {text}")
     reason = error.reason if isinstance(error, ssl.SSLError) else None
     if reason in _FINAL:
-        return SslAuthenticationError(f"{description} {_FINAL[reason].format(reason=_words(reason))}")
+        text = _FINAL[reason]
+        return _final(_FAULTS.get(text, ""), f"{description} {text.format(reason=_words(reason))}")
     if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)) or not isinstance(error, ssl.SSLError):
         hint = _WANTS_CERTIFICATE if has_spoken else _SAID_NOTHING
         return DisconnectError(f"{description} ended the connection during the TLS handshake. {hint}")
@@ -236,30 +248,38 @@ def later_failure(error: OSError, description: str) -> KafkaError:
     if not isinstance(error, ssl.SSLError):
         return DisconnectError(f"{description}: {error.strerror or error}.")
     if error.reason in _OURS:
-        return SslAuthenticationError(f"{description} {_OURS_REFUSED.format(reason=_words(error.reason))}")
+        return _final(OURS_REFUSED, f"{description} {_OURS_REFUSED.format(reason=_words(error.reason))}")
     return DisconnectError(f"{description}: TLS failed ({_words(error.reason)}).")
 
 
-def _distrust(error: ssl.SSLCertVerificationError, host: str) -> str:
+def _final(fault: str, text: str) -> SslAuthenticationError:
+    error = SslAuthenticationError(text)
+    error.fault = fault
+    return error
+
+
+def _distrust(error: ssl.SSLCertVerificationError, host: str) -> tuple[str, str]:
+    """Return the kind of failure, and its text."""
     if error.verify_code in _WRONG_NAME:
-        return (
+        return WRONG_HOST, (
             f"its certificate is not for {host}. Connect by a name that is in it (bootstrap.servers, and the broker's"
             f" advertised.listeners), or have one issued with {host} among its alternative names; the common name does"
             " not count. An empty ssl.endpoint.identification.algorithm turns the check off."
         )
     if error.verify_code == _EXPIRED:
-        return (
+        return EXPIRED, (
             "its certificate, or that of an authority above it, has expired. Renew it, also in"
             " ssl.truststore.location or ssl.truststore.certificates if it is there. Is this machine's clock right?"
         )
     if error.verify_code == _NOT_YET_VALID:
-        return "its certificate, or that of an authority above it, is not valid yet. Is this machine's clock right?"
+        text = "its certificate, or that of an authority above it, is not valid yet. Is this machine's clock right?"
+        return NOT_YET_VALID, text
     if error.verify_code in _UNKNOWN_AUTHORITY:
-        return (
+        return UNKNOWN_AUTHORITY, (
             f"its certificate is of an unknown authority ({error.verify_message}). Put that authority's"
             " certificate into ssl.truststore.location or ssl.truststore.certificates."
         )
-    return f"its certificate is not valid ({error.verify_message})."
+    return "", f"its certificate is not valid ({error.verify_message})."
 
 
 def _words(reason: str | None) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
+from spark_kafka_sink.common.errors import error_for_code
 from spark_kafka_sink.protocol.building import VersionedRequest
 from spark_kafka_sink.protocol.versions import ApiKey, Message
 
@@ -15,6 +16,8 @@ GROUP = 0
 TRANSACTION = 1
 _FIRST_BATCHED_FIND_COORDINATOR = 4
 _TOPIC_RESOURCE = 2
+_BROKER_RESOURCE = 4
+_OPERATIONS_SINCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,27 @@ class MetadataRequest(VersionedRequest):
 
 
 @dataclass(frozen=True, slots=True)
+class PermissionsRequest(VersionedRequest):
+    """The brokers and the partitions of `topics`, and what this principal may do with each topic (KIP-430, Kafka 2.3).
+    Creates no topic. Brokers before 2.3 answer without permissions.
+    """
+
+    api_key: ClassVar[ApiKey] = ApiKey.METADATA
+    topics: tuple[str, ...]
+
+    def build(self, version: int) -> Message:
+        topics = [{"name": name} for name in self.topics]
+        values: dict[str, object] = {"topics": topics, "allow_auto_topic_creation": False}
+        if version >= _OPERATIONS_SINCE:
+            values["include_topic_authorized_operations"] = True
+        return self._fill(version, values)
+
+
+@dataclass(frozen=True, slots=True)
 class CreateTopicRequest(VersionedRequest):
-    """Create one topic. With `replication_factor` -1 the broker uses its default (KIP-464)."""
+    """Create one topic. With `replication_factor` -1 the broker uses its default (KIP-464). With `validate_only` the
+    broker creates nothing, and says whether it would.
+    """
 
     api_key: ClassVar[ApiKey] = ApiKey.CREATE_TOPICS
     topic: str
@@ -40,6 +62,7 @@ class CreateTopicRequest(VersionedRequest):
     replication_factor: int
     configs: Mapping[str, str] = field(default_factory=dict)
     timeout_ms: int = 30_000
+    validate_only: bool = False
 
     def build(self, version: int) -> Message:
         topic = {
@@ -48,7 +71,8 @@ class CreateTopicRequest(VersionedRequest):
             "replication_factor": self.replication_factor,
             "configs": [{"name": name, "value": value} for name, value in self.configs.items()],
         }
-        return self._fill(version, {"topics": (topic,), "timeout": self.timeout_ms})
+        values = {"topics": (topic,), "timeout": self.timeout_ms, "validate_only": self.validate_only}
+        return self._fill(version, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +86,49 @@ class DescribeTopicConfigsRequest(VersionedRequest):
     def build(self, version: int) -> Message:
         topic = {"resource_type": _TOPIC_RESOURCE, "resource_name": self.topic, "configuration_keys": self.names}
         return self._fill(version, {"resources": (topic,)})
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeBrokerConfigsRequest(VersionedRequest):
+    """Read settings of one broker by name. Only that broker answers."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.DESCRIBE_CONFIGS
+    node_id: int
+    names: tuple[str, ...]
+
+    def build(self, version: int) -> Message:
+        broker = {
+            "resource_type": _BROKER_RESOURCE,
+            "resource_name": str(self.node_id),
+            "configuration_keys": self.names,
+        }
+        return self._fill(version, {"resources": (broker,)})
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeQuorumRequest(VersionedRequest):
+    """Describe the controllers of a cluster in KRaft mode. Any broker answers. From version 1 on the answer has the
+    leader's time of day (KIP-836, Kafka 3.3).
+    """
+
+    api_key: ClassVar[ApiKey] = ApiKey.DESCRIBE_QUORUM
+
+    def build(self, version: int) -> Message:
+        topic = {"topic_name": "__cluster_metadata", "partitions": ({"partition_index": 0},)}
+        return self._fill(version, {"topics": (topic,)})
+
+
+def time_of_quorum(response: Message) -> int | None:
+    """Return the leading controller's time of day in ms since the epoch, as of its answer; None if it is not there.
+    Raises the error of the answer.
+    """
+    if code := int(response.error_code):
+        raise error_for_code(code, api="DescribeQuorum")
+    for partition in (partition for topic in response.topics for partition in topic.partitions):
+        for voter in partition.current_voters:
+            if voter.replica_id == partition.leader_id and int(voter.last_caught_up_timestamp) > 0:
+                return int(voter.last_caught_up_timestamp)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class ApiKey(IntEnum):
     TXN_OFFSET_COMMIT = 28
     DESCRIBE_CONFIGS = 32
     SASL_AUTHENTICATE = 36
+    DESCRIBE_QUORUM = 55
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
 
@@ -88,6 +89,8 @@ SUPPORTED_VERSIONS: Final[Mapping[ApiKey, VersionRange]] = {
     ApiKey.DESCRIBE_TRANSACTIONS: VersionRange(0, 0),
     ApiKey.LIST_TRANSACTIONS: VersionRange(0, 2),
     ApiKey.DESCRIBE_CONFIGS: VersionRange(1, 4),
+    # 0 has no time.
+    ApiKey.DESCRIBE_QUORUM: VersionRange(1, 2),
 }
 
 
@@ -175,6 +178,7 @@ _LATEST_BY_RELEASE: Final[Mapping[ApiKey, Sequence[tuple[int, str]]]] = {
     ApiKey.TXN_OFFSET_COMMIT: ((0, "0.11"), (1, "2.0"), (2, "2.1"), (3, "2.5"), (4, "3.8"), (5, "4.0")),
     ApiKey.SASL_AUTHENTICATE: ((0, "1.0"), (1, "2.2"), (2, "2.5")),
     ApiKey.DESCRIBE_CONFIGS: ((0, "0.11"), (1, "1.1"), (2, "2.0"), (3, "2.6"), (4, "2.8")),
+    ApiKey.DESCRIBE_QUORUM: ((0, "3.0"), (1, "3.3"), (2, "3.9")),
     ApiKey.DESCRIBE_TRANSACTIONS: ((0, "3.0"),),
     ApiKey.LIST_TRANSACTIONS: ((0, "3.0"), (1, "3.8"), (2, "4.1")),
 }  # fmt: skip
@@ -189,6 +193,21 @@ def first_release(api_key: ApiKey, version: int) -> str:
     steps = _LATEST_BY_RELEASE[api_key]
     at = bisect_right(steps, version, key=lambda step: step[0])
     return steps[max(at - 1, 0)][1]
+
+
+def oldest_release_of(ranges: Mapping[int, VersionRange]) -> str:
+    """Return the oldest Kafka release that can have these versions of its requests, such as `3.9`."""
+    found = ["0.8"]
+    for key, steps in _LATEST_BY_RELEASE.items():
+        theirs = ranges.get(int(key))
+        if theirs is not None and theirs.latest >= 0:
+            found.append(first_release(key, min(theirs.latest, steps[-1][0])))
+    return max(found, key=release_number)
+
+
+def release_number(release: str) -> tuple[int, ...]:
+    """Return a release such as `3.9` in a form that compares."""
+    return tuple(map(int, release.split(".")))
 
 
 @dataclass(frozen=True, slots=True)

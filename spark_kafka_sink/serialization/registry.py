@@ -45,6 +45,13 @@ _WRITING: Final = frozenset({"WRITE", "WRITEREAD"})
 _MAY_PASS: Final = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses after which the next address is tried, as Confluent's client does."""
 _MOST_ID: Final = 2**31 - 1
+_NOT_FOUND: Final = 404
+_NO_SUBJECT: Final = 40401
+NO_CONNECTION: Final = "no connection"
+UNTRUSTED: Final = "certificate"
+NO_REGISTRY: Final = "no registry"
+BUSY: Final = "error of the server"
+"""Values of `RegistryError.fault`."""
 _UNKNOWN_ERROR: Final = "Unknown Schema Registry Error: "
 """Confluent's client begins so, if the answer is not the registry's JSON."""
 
@@ -119,6 +126,64 @@ def _check_schema(schema: Schema, column_format: ColumnFormat, subject: str) -> 
             " this sink runs no rules: a field that must be encrypted would go out in clear. Write this topic with"
             " Confluent's serializers, or take the rule out of the schema."
         )
+
+
+class Examined(NamedTuple):
+    """What one address says about a subject: an error, or whether the given schema may become its next version."""
+
+    address: str
+    error: KafkaError | None = None
+    is_known: bool = True
+    """False: the registry does not have the subject."""
+    is_compatible: bool | None = None
+    """None: no schema was given, or it is compatible with nothing yet."""
+
+
+def examined(
+    column_format: ColumnFormat, settings: RegistrySettings, strategy: str, topic: str | None
+) -> list[Examined]:
+    """Ask each address for the schema of a column, and register nothing. A format without a schema is only compared
+    with the subject's newest version if that is what the column is written by.
+
+    Raises ConfigError and SchemaError of the settings. Errors of addresses are in the result.
+    """
+    subject = subject_of(column_format, strategy, topic)
+    found = []
+    for address in settings.url:
+        try:
+            with _client(settings, address) as client, _in_our_words(settings, address, subject):
+                found.append(_examined(client, address, column_format, settings, subject))
+        except ConfigError:
+            raise
+        except KafkaError as error:
+            found.append(Examined(address, error))
+    return found
+
+
+def _examined(
+    client: SchemaRegistryClient, address: str, column_format: ColumnFormat, settings: RegistrySettings, subject: str
+) -> Examined:
+    from confluent_kafka.schema_registry import Schema
+    from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+    if not settings.auto_register_schemas:
+        must_be_there = settings.use_latest_version or settings.use_schema_id is not None
+        if must_be_there or column_format.schema is not None:
+            _check_schema(_look_up(client, column_format, settings, subject).schema, column_format, subject)
+            return Examined(address)
+    try:
+        client.get_latest_version(subject)
+    except SchemaRegistryError as error:
+        if error.http_status_code != _NOT_FOUND:
+            raise
+        if error.error_code == _NO_SUBJECT:
+            return Examined(address, is_known=False)
+        text = f"{address}: it answered with status 404, and not as a registry that lacks a subject."
+        raise _no_answer(NO_REGISTRY, f"{text} Check the path of {PREFIX}url.") from None
+    if column_format.schema is None:
+        return Examined(address)
+    own = Schema(column_format.schema, _TYPES[column_format.name])
+    return Examined(address, is_compatible=bool(client.test_compatibility(subject, own)))
 
 
 # ---- the requests ----------------------------------------------------------------------------------------------------
@@ -225,13 +290,22 @@ def _in_our_words(settings: RegistrySettings, address: str, subject: str) -> Ite
             f" {PREFIX}bearer.auth.*."
         )
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raised = RegistryError(
+        raised = _no_answer(
+            NO_REGISTRY,
             f"{address}: its answer is not a schema registry's ({type(error).__name__}:"
-            f" {_plain(str(error), settings)}). Check the path of {PREFIX}url."
+            f" {_plain(str(error), settings)}). Check the path of {PREFIX}url.",
         )
     except Exception as error:  # the client names no type for connections that fail
-        raised = RegistryError(f"{address}: {_plain(str(error), settings) or type(error).__name__}.{_hint(error)}")
+        hint = _hint(error)
+        text = f"{address}: {_plain(str(error), settings) or type(error).__name__}.{hint}"
+        raised = _no_answer(UNTRUSTED if hint else NO_CONNECTION, text)
     raise raised from None
+
+
+def _no_answer(fault: str, text: str) -> RegistryError:
+    error = RegistryError(text)
+    error.fault = fault
+    return error
 
 
 def _refusal(error: Any, words: str, address: str, subject: str) -> KafkaError:
@@ -256,8 +330,10 @@ def _refusal(error: Any, words: str, address: str, subject: str) -> KafkaError:
         )
     if status == 422:
         return SchemaError(f"{head} refuses the schema of subject {subject}: {words}.")
-    advice = "" if status in _MAY_PASS else f" Check the path of {PREFIX}url."
-    return RegistryError(f"{address}: it answered with status {status}: {words}.{advice}")
+    text = f"{address}: it answered with status {status}: {words}."
+    if status in _MAY_PASS:
+        return _no_answer(BUSY, text)
+    return _no_answer(NO_REGISTRY, f"{text} Check the path of {PREFIX}url.")
 
 
 def _words(error: Any, settings: RegistrySettings) -> str:

@@ -56,6 +56,8 @@ class ScriptedTopic:
     max_message_bytes: int = 1_048_588
     configs: dict[str, str] = field(default_factory=dict)
     """The differences from the defaults of describe_configs.py."""
+    operations: int = -(2**31)
+    """What the client may do: a bit for each number of AclOperation. By default the brokers do not say."""
 
 
 class ScriptedCluster:
@@ -95,6 +97,10 @@ class ScriptedCluster:
         """Node ids by group or transactional id; without an entry it is the first live node."""
         self.next_producer_id = 1000
         self.transactions = TransactionCoordinator(self)
+        self.broker_configs: dict[str, str] = {}
+        """Settings of each broker."""
+        self.quorum_ahead_ms: int | None = None
+        """How far the controller's time of day is ahead; None: the client may not ask."""
         self.sasl: SaslListener | None = None
         """If it is set, every node requires a login."""
         self.requests: list[Exchange] = []

@@ -20,7 +20,7 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
             code = ErrorCode.topic_already_exists
         elif topic.replication_factor > len(cluster.live_node_ids):
             code = ErrorCode.invalid_replication_factor
-        else:
+        elif not exchange.request.validate_only:
             # -1 is the broker's default: num.partitions and default.replication.factor, both 1
             made = cluster.create_topic(str(topic.name), abs(int(topic.num_partitions)))
             made.configs |= {str(config.name): str(config.value) for config in topic.configs}

@@ -1,4 +1,4 @@
-"""DescribeConfigs: settings of topics, by name."""
+"""DescribeConfigs: settings of topics and of brokers, by name."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ DEFAULTS: Final[Mapping[str, str]] = {
 }
 
 
+_BROKER: Final = 4
+
+
 def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
     results = [_describe(cluster, exchange, resource) for resource in exchange.request.resources]
     return Answer({"throttle_time": cluster.throttle_ms, "results": results})
@@ -28,10 +31,13 @@ def refuse(cluster: ScriptedCluster, exchange: Exchange, error_code: int) -> Map
 
 
 def _describe(cluster: ScriptedCluster, exchange: Exchange, resource: Any) -> Mapping[str, Any]:
-    topic = cluster.visible_topic(str(resource.resource_name), exchange.now_ms)
-    if topic is None:
-        return _result(resource, ErrorCode.unknown_topic_or_partition)
-    known = {**DEFAULTS, **topic.configs}
+    if int(resource.resource_type) == _BROKER:
+        known: Mapping[str, str] = cluster.broker_configs
+    else:
+        topic = cluster.visible_topic(str(resource.resource_name), exchange.now_ms)
+        if topic is None:
+            return _result(resource, ErrorCode.unknown_topic_or_partition)
+        known = {**DEFAULTS, **topic.configs}
     names = known if resource.configuration_keys is None else resource.configuration_keys
     configs = [
         {"name": name, "value": known[name], "read_only": False, "is_sensitive": False, "synonyms": ()}

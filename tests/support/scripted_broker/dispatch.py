@@ -15,6 +15,7 @@ from support.scripted_broker import (
     api_versions,
     create_topics,
     describe_configs,
+    describe_quorum,
     describe_transactions,
     end_txn,
     fetch,
@@ -61,6 +62,7 @@ API_BY_KEY: dict[int, Api] = {
     ApiKey.TXN_OFFSET_COMMIT: Api(txn_offset_commit.respond, txn_offset_commit.refuse),
     ApiKey.DESCRIBE_CONFIGS: Api(describe_configs.respond, describe_configs.refuse),
     ApiKey.SASL_AUTHENTICATE: Api(sasl.respond_authenticate, sasl.refuse_authenticate),
+    ApiKey.DESCRIBE_QUORUM: Api(describe_quorum.respond, describe_quorum.refuse),
     ApiKey.DESCRIBE_TRANSACTIONS: Api(describe_transactions.respond, describe_transactions.refuse),
     ApiKey.LIST_TRANSACTIONS: Api(list_transactions.respond, list_transactions.refuse),
 }

@@ -69,6 +69,7 @@ def topic_values(cluster: ScriptedCluster, topic: ScriptedTopic) -> Mapping[str,
         "name": topic.name,
         "topic_id": topic.id,
         "is_internal": topic.is_internal,
+        "topic_authorized_operations": topic.operations,
         "partitions": [
             _partition_values(cluster, index, partition) for index, partition in enumerate(topic.partitions)
         ],

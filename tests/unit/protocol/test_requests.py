@@ -8,7 +8,7 @@ import pytest
 from kio.serial import entity_reader
 from support.scripted_broker.responses import encode_response
 
-from spark_kafka_sink.common.errors import UnsupportedVersionError
+from spark_kafka_sink.common.errors import ClusterAuthorizationError, UnsupportedVersionError
 from spark_kafka_sink.protocol.fetch import (
     LATEST_TIMESTAMP,
     READ_COMMITTED,
@@ -25,11 +25,15 @@ from spark_kafka_sink.protocol.metadata import (
     GROUP,
     TRANSACTION,
     CreateTopicRequest,
+    DescribeBrokerConfigsRequest,
+    DescribeQuorumRequest,
     DescribeTopicConfigsRequest,
     FindCoordinatorRequest,
     FindCoordinatorsRequest,
     MetadataRequest,
+    PermissionsRequest,
     coordinator_of,
+    time_of_quorum,
 )
 from spark_kafka_sink.protocol.produce import ProduceRequest
 from spark_kafka_sink.protocol.transactions import (
@@ -60,7 +64,10 @@ REQUESTS: list[Request] = [
     SaslHandshakeRequest("SCRAM-SHA-512"),
     SaslAuthenticateRequest(b"secret"),
     DescribeTransactionsRequest(("txn",)),
-    CreateTopicRequest("t", 3, -1, {"cleanup.policy": "compact"}),
+    PermissionsRequest(("t",)),
+    CreateTopicRequest("t", 3, -1, {"cleanup.policy": "compact"}, validate_only=True),
+    DescribeBrokerConfigsRequest(3, ("auto.create.topics.enable",)),
+    DescribeQuorumRequest(),
     DescribeTopicConfigsRequest("t", ("cleanup.policy",)),
     ListTransactionsRequest(("Ongoing",), (7,)),
 ]
@@ -102,6 +109,43 @@ def test_metadata_request_distinguishes_all_topics_from_no_topics() -> None:
 @pytest.mark.parametrize("version", versions_of(MetadataRequest(None)))
 def test_auto_creation_is_declined_in_every_version(version: int) -> None:
     assert written_and_read(MetadataRequest(("a",), False), version).allow_auto_topic_creation is False
+
+
+@pytest.mark.parametrize("version", versions_of(PermissionsRequest(())))
+def test_permissions_are_asked_for_where_the_version_has_them(version: int) -> None:
+    body = written_and_read(PermissionsRequest(("t",)), version)
+    assert body.allow_auto_topic_creation is False
+    if version >= 8:
+        assert body.include_topic_authorized_operations is True
+
+
+def test_topic_is_created_unless_the_request_only_validates() -> None:
+    assert written_and_read(CreateTopicRequest("t", 1, 1), 7).validate_only is False
+    assert written_and_read(CreateTopicRequest("t", 1, 1, validate_only=True), 7).validate_only is True
+
+
+def quorum(leader: int, *voters: tuple[int, int], error_code: int = 0) -> Any:
+    partition = {
+        "leader_id": leader,
+        "current_voters": [{"replica_id": node, "last_caught_up_timestamp": time} for node, time in voters],
+    }
+    values = {"error_code": error_code, "topics": [{"topic_name": "__cluster_metadata", "partitions": [partition]}]}
+    frame = encode_response(int(ApiKey.DESCRIBE_QUORUM), 2, 1, values)
+    return parse_response(request_type(int(ApiKey.DESCRIBE_QUORUM), 2), frame[4:])[1]
+
+
+def test_time_of_the_quorum_is_that_of_its_leader() -> None:
+    assert time_of_quorum(quorum(2, (1, 500), (2, 1_700_000_000_000))) == 1_700_000_000_000
+
+
+def test_quorum_without_a_leader_has_no_time() -> None:
+    assert time_of_quorum(quorum(-1, (1, 500), (2, 600))) is None
+    assert time_of_quorum(quorum(2, (1, 500), (2, -1))) is None
+
+
+def test_refused_quorum_request_is_an_error() -> None:
+    with pytest.raises(ClusterAuthorizationError):
+        time_of_quorum(quorum(-1, error_code=31))
 
 
 def test_durations_are_ms() -> None:
