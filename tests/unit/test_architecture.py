@@ -22,9 +22,10 @@ LAYERS = {
     "producer": 4,
     "admin": 4,
     "sink": 5,
+    "doctor": 6,
 }
 """`local` stands beside: it may use only `common`, and no room may use it."""
-ABOVE_ALL = 6
+ABOVE_ALL = 7
 """The package itself, which imports its public names, and its commands."""
 
 ONLY_ROOMS = {
