@@ -68,7 +68,7 @@ sanitizers: $(SETUP)
 	    -p support.sanitized_kernel
 
 integration-brokers: $(SETUP)
-	$(BIN)/python -m pytest tests/integration/local tests/integration/admin tests/integration/producer -q -m 'not slow and not kerberos'
+	$(BIN)/python -m pytest tests/integration/local tests/integration/admin tests/integration/doctor tests/integration/producer -q -m 'not slow and not kerberos'
 	$(BIN)/python -m pytest tests/integration/exactly_once/test_kills.py -q -m 'not slow'
 
 integration-spark: $(SETUP)
