@@ -295,6 +295,15 @@ def test_a_block_fills_batches_of_each_partition_in_order() -> None:
     assert batches > 4
 
 
+def test_rows_that_do_not_fit_into_the_open_batch_go_into_the_next() -> None:
+    rig = Rig(batch_size=300)
+    values = [b"%02d" % index + bytes(40) for index in range(7)]
+    append_block(rig, values[:2], [0, 0], None)
+    append_block(rig, values[2:], [0] * 5, None)
+    batches = [rig.drain_one(), rig.drain_one()]
+    assert [[r.value for r in read_records(batch.sealed_bytes())] for batch in batches] == [values[:4], values[4:]]
+
+
 def test_block_and_records_share_a_batch_in_append_order() -> None:
     rig = Rig()
     rig.append(value=b"first")
