@@ -162,6 +162,12 @@ class TooManyDeadLettersError(KafkaError):
     """More rows of a micro-batch or write cannot be written than errors.deadletterqueue.max.rows allows."""
 
 
+class WriteLimitError(KafkaError):
+    """A batch is too large for write.max.records.per.second or write.max.bytes.per.second: its transaction would time
+    out before all rows are sent.
+    """
+
+
 class RegistryError(KafkaError):
     """No address of schema.registry.url answers as a schema registry."""
 
@@ -194,6 +200,10 @@ class InvalidMetadataError(RetriableError):
 
 class KafkaTimeoutError(RetriableError):
     """A limit in time was reached: max.block.ms, request.timeout.ms or delivery.timeout.ms; the text says which."""
+
+
+class LimitServerError(RetriableError):
+    """A task cannot reach the process on the driver's machine that keeps the limits of a write, so it sends nothing."""
 
 
 class BufferExhaustedError(KafkaTimeoutError):

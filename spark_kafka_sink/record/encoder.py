@@ -8,7 +8,7 @@ one. Holds no state; any thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -257,6 +257,22 @@ def lone_record_sizes(columns: RecordColumns) -> Int64Array:
     """Return the bytes of each record if it is alone in its batch: int64, one per row."""
     bodies = tight_record_size_upper_bounds(columns) - MAX_RECORD_OVERHEAD + _LEAST_FIELDS
     return varint_widths(bodies) + bodies
+
+
+def parts_up_to(columns: RecordColumns, rows: int, size: int) -> Iterator[tuple[RecordColumns, int, int]]:
+    """Yield parts of at most `rows` rows and `size` bytes, but at least one row, in their order and without a copy.
+
+    With each: its bytes, and those of all rows from its first one on. Bytes are `lone_record_sizes`: a batch adds to a
+    record one or two for its place, and some for a time that is far from that of the first record.
+    """
+    ends = np.cumsum(lone_record_sizes(columns))
+    first, begin = 0, 0
+    while first < columns.num_rows:
+        last = int(np.searchsorted(ends, begin + size, side="right"))
+        last = min(max(last, first + 1), first + rows, columns.num_rows)
+        end = int(ends[last - 1])
+        yield columns.slice(first, last - first), end - begin, int(ends[-1]) - begin
+        first, begin = last, end
 
 
 def _all_sized(column: pa.BinaryArray) -> Int64Array:

@@ -194,12 +194,17 @@ class _Writer(ABC):
         self._began_ms = SystemClock().wall_ms()
 
     def __getstate__(self) -> Mapping[str, Any]:
-        """Look up the ids of schemas, create a missing topic, and begin an exactly-once batch: Spark pickles only a
-        writer whose tasks it is about to run, not one that commits. Spark pickles it twice, and all this happens once.
+        """Look up the ids of schemas, start the server of limits, create a missing topic, and begin an exactly-once
+        batch: Spark pickles only a writer whose tasks it is about to run, not one that commits. Spark pickles it twice,
+        and all this happens once.
         Raises KafkaError; Spark then starts no task.
         """
         if self.schema is not None:
             self._config = with_column_formats(self._config, self.schema, stream=self.stream)
+        if self._config.is_limited and self._config.limit_server is None:
+            from spark_kafka_sink.sink.limits.driver import with_server_of_planners  # only if there is a limit
+
+            self._config = with_server_of_planners(self._config)
         if not self._has_topic:
             create_missing_topic(self._config)
             self._has_topic = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -25,6 +25,9 @@ from spark_kafka_sink.sink.dead_letters import DeadLetters, LetterCounts, Letter
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
 from spark_kafka_sink.sink.worker import acknowledge_now
+
+if TYPE_CHECKING:
+    from spark_kafka_sink.sink.limits.limiter import WriteLimiter
 
 
 class Transaction(Protocol):
@@ -132,13 +135,15 @@ class TaskDelivery:
         self._dead: Write | None = None
         self._phases = TaskPhases(clock or SystemClock())
         self._durations_ms: Mapping[str, int] = {}
+        self._limiter = self._new_limiter() if config.is_limited else None
 
     def send(self, topic: str, columns: RecordColumns) -> None:
         """Send rows. Raises KafkaError as soon as one of these rows or of earlier ones is known to have failed."""
         if self._transaction is not None and not self._transaction.takes(topic, columns):
             return
         self.counts.check()
-        self._send(self._begin(), topic, columns)
+        for part in self._allowed(columns):
+            self._send(self._begin(), topic, part)
 
     def _send(self, write: Write, topic: str, columns: RecordColumns) -> None:
         started_ms = self._phases.now_ms()
@@ -169,9 +174,25 @@ class TaskDelivery:
         if letters.records is None:
             return
         self.counts.check()
-        self._begin()
-        assert self._dead is not None
-        self._send(self._dead, dead.topic, letters.records)
+        for part in self._allowed(letters.records):
+            self._begin()
+            assert self._dead is not None
+            self._send(self._dead, dead.topic, part)
+
+    def _allowed(self, columns: RecordColumns) -> Iterable[RecordColumns]:
+        """Return the parts of `columns`, each when it may be sent. A transaction begins after the first wait."""
+        return (columns,) if self._limiter is None else self._limiter.parts(columns)
+
+    def _new_limiter(self) -> WriteLimiter:
+        from spark_kafka_sink.sink.limits.limiter import WriteLimiter  # only if there is a limit
+
+        return WriteLimiter.of_task(self.config, self._acknowledged, self.counts.check)
+
+    def _acknowledged(self) -> tuple[int, int]:
+        """Return the number of acknowledged records, dead letters too, and their bytes."""
+        counts = (self.counts,) if self.letters is None else (self.counts, self.letters.counts)
+        sizes = (part.size for each in counts for part in [*each.delivered.values()])
+        return sum(each.acknowledged for each in counts), sum(sizes)
 
     def _begin(self) -> Write:
         if self._write is None:
@@ -228,6 +249,8 @@ class TaskDelivery:
         """Give the producer back without waiting. Rows that were sent may still be delivered. A transaction that is not
         prepared is aborted, because its producer is closed.
         """
+        if self._limiter is not None:
+            self._limiter.close()
         producer, self._producer, self._write, self._dead = self._producer, None, None, None
         if producer is None:
             return

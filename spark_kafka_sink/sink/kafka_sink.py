@@ -289,11 +289,12 @@ class KafkaSink:
         return () if self._config.formats is None else self._config.formats.fields
 
     def _for_tasks(self, df: DataFrame) -> SinkConfig:
-        """Return the configuration for the tasks. Raises SchemaError, and KafkaError of the registry."""
-        if self._config.formats is None:
-            return self._config
-        time_zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
-        return with_column_formats(self._config, df.schema, time_zone, stream=run_id(df))
+        """Return the configuration for the tasks. Raises SchemaError, and KafkaError of the registry and of limits."""
+        config = self._config
+        if config.formats is not None:
+            time_zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
+            config = with_column_formats(config, df.schema, time_zone, stream=run_id(df))
+        return _with_limit_server(config)
 
     def _run_tasks(self, df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[Row]:
         topic = self._config.topic
@@ -310,7 +311,7 @@ class KafkaSink:
         for given, name in ((self._on_report, "on_report"), (self._config.logs_reports or None, "report.log=true")):
             if given is not None:
                 raise ConfigError(_NO_REPORT.format(name))
-        delivery = TaskDelivery(with_given_types(self._row_config), process_pool())
+        delivery = TaskDelivery(with_given_types(_with_limit_server(self._row_config)), process_pool())
         if delivery.config.column_formats is None:
             return PartitionWriter(delivery)
         from spark_kafka_sink.sink.formatted_rows import row_writer  # imports the encoders
@@ -318,14 +319,25 @@ class KafkaSink:
         return row_writer(delivery)
 
     def __getstate__(self) -> Any:
-        """Return all attributes, also of a subclass, except the writer: a copy in a task opens its own."""
+        """Return all attributes, also of a subclass, except the writer: a copy in a task opens its own. With limits the
+        copy knows where it must ask.
+        """
         state: Any = super().__getstate__()
         own, *slots = state if isinstance(state, tuple) else (state,)
-        own = {**own, "_writer": None}
+        own = {**own, "_writer": None, "_row_config": _with_limit_server(self._row_config)}
         return (own, *slots) if slots else own
 
     def __repr__(self) -> str:
         return f"KafkaSink({self._config.describe()})"
+
+
+def _with_limit_server(config: SinkConfig) -> SinkConfig:
+    """Return the configuration for tasks, which ask this process's server of limits if there is a limit."""
+    if not config.is_limited or config.limit_server is not None:
+        return config
+    from spark_kafka_sink.sink.limits.driver import with_server_of_process  # only if there is a limit
+
+    return with_server_of_process(config)
 
 
 def _for_rows(config: SinkConfig, schema: object) -> SinkConfig:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from spark_kafka_sink.common.config import LIBRDKAFKA, ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.options import RefusalError, boolean, nearest, table_of
+from spark_kafka_sink.common.options import LONG_MAX, RefusalError, between, boolean, nearest, table_of
 from spark_kafka_sink.serialization import format_options
 from spark_kafka_sink.serialization.format_options import Formats, formats_of
 from spark_kafka_sink.sink.requested_topic import (
@@ -37,6 +37,7 @@ from spark_kafka_sink.sink.requested_topic import (
 
 if TYPE_CHECKING:
     from spark_kafka_sink.serialization.record_formats import ResolvedFormats
+    from spark_kafka_sink.sink.limits.conversation import LimitServer
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ DEAD_LETTER_TOPIC_OPTION: Final = "errors.deadletterqueue.topic.name"
 MOST_DEAD_LETTERS_OPTION: Final = "errors.deadletterqueue.max.rows"
 MOST_DEAD_LETTERS: Final = 1000
 _OF_DEAD_LETTERS: Final = (DEAD_LETTER_TOPIC_OPTION, MOST_DEAD_LETTERS_OPTION)
+RECORDS_LIMIT_OPTION: Final = "write.max.records.per.second"
+BYTES_LIMIT_OPTION: Final = "write.max.bytes.per.second"
 _OPTIONS: Final = (
     "topic",
     *TOPIC_OPTIONS,
@@ -68,6 +71,8 @@ _OPTIONS: Final = (
     EARLY_OPTION,
     TOLERANCE_OPTION,
     *_OF_DEAD_LETTERS,
+    RECORDS_LIMIT_OPTION,
+    BYTES_LIMIT_OPTION,
     *_OF_EXACTLY_ONCE,
 )
 """Besides these there is an option topic.config.<name> for each setting of a topic."""
@@ -161,12 +166,23 @@ class SinkConfig:
     """The topic of rows that can never be written; None: such a row fails its task."""
     most_dead_letters: int = MOST_DEAD_LETTERS
     """For each micro-batch or write."""
+    records_per_second: int | None = None
+    """The most records that all tasks of a query send together; None: no limit."""
+    bytes_per_second: int | None = None
+    """Of encoded records, before compression."""
+    limit_server: LimitServer | None = None
+    """Where tasks ask before they send. Only in tasks, if there is a limit."""
     formats: Formats | None = None
     """What `value` and `key` become. Only on the driver, because it has the settings of the registry."""
     column_formats: ResolvedFormats | None = None
     """The same for tasks, with the schema and its id."""
     given: tuple[str, ...] = field(default=(), compare=False)
     """Producer settings that the caller named, for `describe`."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit on what a query sends in a second."""
+        return self.records_per_second is not None or self.bytes_per_second is not None
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> SinkConfig:
@@ -192,6 +208,9 @@ class SinkConfig:
         if topic == decision_topic:
             raise ConfigError(f"topic={topic!r} is also the decision topic: set decision.topic to another topic.")
         dead_letter_topic = _dead_letter_topic(by_key, topic, decision_topic)
+        records_per_second = _rate(by_key, RECORDS_LIMIT_OPTION, "records")
+        if is_exactly_once:
+            _check_time_for_a_record(records_per_second, config)
         warn_of(key for key, value in passed_over.items() if value is not None)
         return cls(
             producer=config,
@@ -207,6 +226,8 @@ class SinkConfig:
             allows_early_timestamps=_boolean(by_key, EARLY_OPTION),
             dead_letter_topic=dead_letter_topic,
             most_dead_letters=_most_dead_letters(by_key),
+            records_per_second=records_per_second,
+            bytes_per_second=_rate(by_key, BYTES_LIMIT_OPTION, "bytes"),
             formats=formats_of(by_key),
             given=tuple(key for key in settings if settings[key] is not None),
         )
@@ -222,6 +243,8 @@ class SinkConfig:
             shown.append(f"transactional.id.prefix={self.transactional_id_prefix!r}")
         if self.dead_letter_topic is not None:
             shown.append(f"{TOLERANCE_OPTION}=all, {DEAD_LETTER_TOPIC_OPTION}={self.dead_letter_topic!r}")
+        limits = ((RECORDS_LIMIT_OPTION, self.records_per_second), (BYTES_LIMIT_OPTION, self.bytes_per_second))
+        shown += [f"{name}={rate}" for name, rate in limits if rate is not None]
         if self.formats is not None:
             shown += self.formats.describe()
         table = table_of(ProducerConfig)
@@ -367,6 +390,32 @@ def _most_dead_letters(by_key: Mapping[str, object]) -> int:
             setting=MOST_DEAD_LETTERS_OPTION,
         )
     return int(text)
+
+
+def _rate(by_key: Mapping[str, object], key: str, unit: str) -> int | None:
+    """Return a limit of a write; None if the option is not given."""
+    value = by_key.get(key)
+    if value is None:
+        return None
+    try:
+        return between(1, LONG_MAX)(value)
+    except RefusalError:
+        raise ConfigError(
+            f"{key}={value!r} must be a whole number of 1 or more: the most {unit} that all tasks of a query send in a"
+            " second. Leave it out for no limit.",
+            setting=key,
+        ) from None
+
+
+def _check_time_for_a_record(records_per_second: int | None, config: ProducerConfig) -> None:
+    """Raise ConfigError if not even one record could be sent in the time of a transaction."""
+    timeout_ms = config.transaction_timeout_ms
+    if records_per_second is not None and records_per_second * timeout_ms < 1000:
+        raise ConfigError(
+            f"{RECORDS_LIMIT_OPTION}={records_per_second} and kafka.transaction.timeout.ms={timeout_ms}: a transaction"
+            " would time out before one record is sent. Raise one of them.",
+            setting=RECORDS_LIMIT_OPTION,
+        )
 
 
 def _boolean(by_key: Mapping[str, object], key: str) -> bool:

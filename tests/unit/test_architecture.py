@@ -50,6 +50,9 @@ BESIDE_THE_LOOP = "spark_kafka_sink.network.sasl.login"
 """Slow steps of an authentication: each is a thread that ends with its step."""
 METRICS_SERVER = "spark_kafka_sink.sink.prometheus"
 """Serves Prometheus in its own thread, without a connection to Kafka."""
+LIMITS = "spark_kafka_sink.sink.limits."
+"""Its connections are between tasks and the driver's machine, none to Kafka. `server` is a process of its own."""
+BESIDE_KAFKA = {("socket", METRICS_SERVER), ("socket", f"{LIMITS}conversation"), ("socket", f"{LIMITS}driver")}
 MOST_LINES_OF_A_CLASS = 400
 MOST_LINES_OF_A_FUNCTION = 60
 """Ruff limits the complexity (pyproject.toml)."""
@@ -167,9 +170,16 @@ def test_library_stays_in_its_rooms(library: str) -> None:
         for target, _ in imports(path)
         if target.split(".")[0] == library
         and room(dotted(path)) not in ONLY_ROOMS[library]
-        and (library, dotted(path)) != ("socket", METRICS_SERVER)
+        and (library, dotted(path)) not in BESIDE_KAFKA
     ]
     assert strangers == []
+
+
+def test_only_the_process_of_limits_has_an_event_loop() -> None:
+    """Its module is not imported by any other: a task would pay for asyncio."""
+    loops = {dotted(path) for path in modules() for target, _ in imports(path) if target.split(".")[0] == "asyncio"}
+    assert loops == {f"{LIMITS}server"}
+    assert [source for source, target in arrows() if target == f"{LIMITS}server"] == []
 
 
 def test_only_the_producer_starts_a_thread_but_for_slow_logins() -> None:

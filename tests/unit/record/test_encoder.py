@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record import encoder
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.encoder import encode_columns, encode_rows
+from spark_kafka_sink.record.encoder import encode_columns, encode_rows, lone_record_sizes, parts_up_to
 from spark_kafka_sink.record.varints import MINUS_ONE, to_binary, varint_fields, zigzag
 
 
@@ -124,3 +124,25 @@ def test_bound_of_a_block_reads_no_single_header(monkeypatch: pytest.MonkeyPatch
     bound = int(encoder.record_size_upper_bounds(columns).sum())
     monkeypatch.setattr(encoder, "headers_upper_bounds", None)
     assert encoder.columns_size_upper_bound(columns) == bound
+
+
+@pytest.mark.parametrize(("rows", "size"), [(3, 2**62), (2**62, 1), (2**62, 60), (4, 100), (2**62, 2**62)])
+def test_parts_up_to_a_size_have_every_row_once_in_order(rows: int, size: int) -> None:
+    values = [b"v" * (7 * n % 50) for n in range(20)]
+    columns = RecordColumns.from_rows(values, keys=[None, b"key"] * 10).slice(1, 18)
+    sizes = lone_record_sizes(columns).tolist()
+    first = 0
+    for part, part_size, left in parts_up_to(columns, rows, size):
+        own = sizes[first : first + part.num_rows]
+        assert part.value.to_pylist() == values[1 + first : 1 + first + part.num_rows]
+        assert (part_size, left) == (sum(own), sum(sizes[first:]))
+        assert part.num_rows <= rows
+        assert part_size <= size or part.num_rows == 1
+        first += part.num_rows
+        is_last = first == columns.num_rows
+        assert is_last or part.num_rows == rows or part_size + sizes[first] > size  # no part is smaller than it must be
+    assert first == columns.num_rows
+
+
+def test_no_rows_have_no_parts() -> None:
+    assert [*parts_up_to(RecordColumns.from_rows([]), 1, 1)] == []

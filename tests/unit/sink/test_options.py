@@ -278,3 +278,29 @@ def test_description_shows_the_given_options() -> None:
 
 def test_the_description_leaves_out_a_topic_that_was_not_given() -> None:
     assert parse().describe() == "kafka.bootstrap.servers='h1:9092,h2:9093'"
+
+
+RECORDS, BYTES = "write.max.records.per.second", "write.max.bytes.per.second"
+
+
+def test_limits_of_a_write_are_whole_numbers() -> None:
+    config = parse(**{RECORDS: " 100 ", BYTES: 5})
+    assert (config.records_per_second, config.bytes_per_second, config.is_limited) == (100, 5, True)
+    assert f"{RECORDS}=100, {BYTES}=5" in config.describe()
+    assert not parse(**{RECORDS: None}).is_limited
+
+
+@pytest.mark.parametrize("option", [RECORDS, BYTES])
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "fast", "", True, 2**63])
+def test_a_limit_below_one_or_not_whole_is_refused(option: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=r"must be a whole number of 1 or more") as raised:
+        parse(**{option: value})
+    assert raised.value.setting == option
+
+
+def test_a_limit_without_time_for_one_record_in_a_transaction_is_refused() -> None:
+    given = {"delivery.guarantee": "exactly-once", RECORDS: "1", "kafka.transaction.timeout.ms": "999"}
+    with pytest.raises(ConfigError, match=r"records\.per\.second=1 and kafka\.transaction\.timeout\.ms=999"):
+        parse(**given)
+    assert parse(**{**given, "kafka.transaction.timeout.ms": "1000"}).is_limited
+    assert parse(**{RECORDS: "1", "kafka.transaction.timeout.ms": "999"}).is_limited

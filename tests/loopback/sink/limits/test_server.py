@@ -1,0 +1,213 @@
+"""The process that keeps the budgets, over real sockets: how it is found, whom it trusts, and when it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+from support.scripted_producer import ScriptedPool, ScriptedProducer
+
+from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.errors import ConfigError, LimitServerError
+from spark_kafka_sink.common.texts import Secret
+from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.limits import driver
+from spark_kafka_sink.sink.limits.conversation import Conversation, LimitServer
+from spark_kafka_sink.sink.options import SinkConfig
+
+CONFIG: Final = SinkConfig.from_options(
+    {"kafka.bootstrap.servers": "h:1", "topic": "t", "write.max.records.per.second": 1_000}
+)
+COLUMNS: Final = RecordColumns.from_rows([b"v"] * 300)
+
+TASK: Final = """
+import json, sys, time
+from spark_kafka_sink.common.texts import Secret
+from spark_kafka_sink.sink.limits.conversation import Conversation, LimitServer
+host, port, secret, seconds = json.loads(sys.stdin.readline())
+conversation = Conversation(LimitServer(host, port, Secret(secret)))
+print("ready", flush=True)
+sys.stdin.readline()
+end, sent = time.monotonic() + seconds, 0
+while True:
+    conversation.ask(json.dumps({"query": "q", "rates": [1000, None], "ask": [50, 0]}), lambda: None)
+    if time.monotonic() > end:
+        break
+    sent += 50
+print(sent)
+"""
+
+
+def planned(folder: Path) -> SinkConfig:
+    """Return the configuration as a planning worker makes it."""
+    return driver.with_server_of_planners(CONFIG, {"SPARK_LOCAL_DIRS": str(folder), "SPARK_LOCAL_IP": "127.0.0.1"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Spark's local directory of an application."""
+    made = tmp_path / "application"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def config(folder: Path) -> Iterator[SinkConfig]:
+    yield planned(folder)
+    end(folder)
+
+
+def end(folder: Path) -> None:
+    shutil.rmtree(folder)
+    for process in driver._started:
+        process.wait(20)
+    driver._started.clear()
+
+
+def address(config: SinkConfig) -> LimitServer:
+    assert config.limit_server is not None
+    return config.limit_server
+
+
+def send(config: SinkConfig) -> ScriptedProducer:
+    producer = ScriptedProducer()
+    delivery = TaskDelivery(config, ScriptedPool(producer))
+    try:
+        delivery.send("t", COLUMNS)
+        delivery.finish()
+    finally:
+        delivery.abandon()
+    return producer
+
+
+def test_several_processes_share_one_limit(config: SinkConfig) -> None:
+    server, seconds = address(config), 3
+    tasks = [
+        subprocess.Popen([sys.executable, "-c", TASK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    for task in tasks:
+        assert task.stdin is not None
+        task.stdin.write(json.dumps([server.host, server.port, server.secret.reveal(), seconds]) + "\n")
+        task.stdin.flush()
+    for task in tasks:
+        assert task.stdout is not None
+        assert task.stdout.readline() == "ready\n"
+    for task in tasks:
+        assert task.stdin is not None
+        task.stdin.write("\n")
+        task.stdin.flush()
+    sent = [int(task.communicate(timeout=60)[0]) for task in tasks]
+    assert 0.5 * 1_000 * seconds <= sum(sent) <= 1_000 * (seconds + 0.3) + 500  # they do not begin in the same moment
+    assert min(sent) > 0.2 * 1_000 * seconds / 3
+
+
+def test_rows_are_sent_in_parts_as_they_are_allowed(config: SinkConfig) -> None:
+    clock = SystemClock()
+    started_ms = clock.now_ms()
+    producer = send(config)
+    assert [sent.columns.num_rows for sent in producer.sent] == [100, 100, 100]
+    send(config)
+    assert clock.now_ms() - started_ms >= 600 - 250 - 100  # the burst, and the last part
+
+
+def test_planning_workers_find_one_server_that_only_its_user_can_read_of(config: SinkConfig, folder: Path) -> None:
+    assert planned(folder).limit_server == config.limit_server
+    (path,) = folder.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_first_of_two_planning_workers_wins(config: SinkConfig, folder: Path) -> None:
+    second = driver._start("127.0.0.1", "127.0.0.1", os.getpid(), Path("/"))
+    process = driver._started[-1]
+    assert driver._shared(folder / "spark-kafka-sink-limits", second) == config.limit_server
+    assert process.poll() is not None
+
+
+def test_a_server_that_was_killed_is_replaced_by_the_next_plan(config: SinkConfig, folder: Path) -> None:
+    driver._started[-1].kill()
+    driver._started[-1].wait()
+    with pytest.raises(LimitServerError, match="cannot be reached from this task"):
+        send(config)
+    other = planned(folder)
+    assert other.limit_server != config.limit_server
+    assert len(send(other).sent) == 3
+
+
+def test_a_task_with_a_wrong_secret_sends_nothing(config: SinkConfig) -> None:
+    wrong = replace(address(config), secret=Secret("guessed"))
+    producer = ScriptedProducer()
+    delivery = TaskDelivery(replace(config, limit_server=wrong), ScriptedPool(producer))
+    with pytest.raises(LimitServerError, match="cannot be reached from this task"):
+        delivery.send("t", COLUMNS)
+    delivery.abandon()
+    assert producer.sent == []
+    assert len(send(config).sent) == 3
+
+
+def test_a_stranger_at_the_port_gives_no_permission() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        script = (
+            "import sys;"
+            "from spark_kafka_sink.common.texts import Secret;"
+            "from spark_kafka_sink.sink.limits.conversation import Conversation, LimitServer;"
+            "Conversation(LimitServer('127.0.0.1', int(sys.argv[1]), Secret('s')))"
+        )
+        task = subprocess.Popen(
+            [sys.executable, "-c", script, str(listener.getsockname()[1])], stderr=subprocess.PIPE, text=True
+        )
+        with listener.accept()[0] as own:
+            own.sendall(b"0\n" + b"0" * 64 + b"\ngo\n")
+            assert "LimitServerError: The program at 127.0.0.1" in task.communicate(timeout=60)[1]
+
+
+@pytest.mark.parametrize("line", [b"\n", b"ask\n", b"x" * 100_000, b"\xff\n", b"a " + b"0" * 64 + b"\n"])
+def test_an_odd_line_ends_only_its_own_connection(config: SinkConfig, line: bytes) -> None:
+    server = address(config)
+    with socket.create_connection((server.host, server.port), 20) as odd:
+        assert odd.recv(100).endswith(b"\n")
+        odd.sendall(line)
+        with suppress(ConnectionResetError):
+            assert odd.recv(100) == b""
+    Conversation(server).close()
+
+
+def test_the_server_ends_when_sparks_directory_is_deleted(config: SinkConfig, folder: Path) -> None:
+    Conversation(address(config)).close()
+    process = driver._started[-1]
+    assert process.poll() is None
+    shutil.rmtree(folder)
+    assert process.wait(20) == 0
+    folder.mkdir()
+
+
+def test_the_server_ends_with_its_owner() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    server = driver._start("127.0.0.1", "127.0.0.1", owner.pid, Path("/"))
+    Conversation(server).close()
+    owner.kill()
+    assert driver._started[-1].wait(20) == 0
+    driver._started.clear()
+    owner.communicate()
+
+
+def test_an_address_of_another_machine_is_an_error_with_its_reason() -> None:
+    with pytest.raises(LimitServerError, match=r"did not start at 192\.0\.2\.1: .*address"):
+        driver._start("192.0.2.1", "192.0.2.1", os.getpid(), Path("/"))
+
+
+def test_a_planning_worker_without_a_local_directory_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"write\.max\.records\.per\.second"):
+        driver.with_server_of_planners(CONFIG, {})
