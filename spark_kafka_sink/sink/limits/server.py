@@ -14,9 +14,11 @@ import asyncio
 import hmac
 import json
 import os
+import resource
 import secrets
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -141,9 +143,17 @@ def process_start(pid: int) -> str | None:
     return None if state in {"Z", "X"} else fields[18]
 
 
+def _allow_many_connections() -> None:
+    """Allow as many open files as this user may have: by default some systems allow 1,024 tasks."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError, OSError):  # macOS allows fewer than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 async def serve(orders: Mapping[str, Any]) -> None:
     """Serve until the owner has ended or the folder is gone."""
     loop = asyncio.get_running_loop()
+    _allow_many_connections()
     server = BudgetServer(orders["secret"], SystemClock(), loop)
     owner, folder = orders["owner"], Path(orders["folder"])
     owner_start = process_start(owner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import socket
 import stat
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from support.pyspark_capabilities import FORMAT
 from support.scripted_producer import ScriptedPool, ScriptedProducer
 
 from spark_kafka_sink.common.clock import SystemClock
@@ -23,13 +25,13 @@ from spark_kafka_sink.common.errors import ConfigError, LimitServerError
 from spark_kafka_sink.common.texts import Secret
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.limits import driver
 from spark_kafka_sink.sink.limits.conversation import Conversation, LimitServer
 from spark_kafka_sink.sink.options import SinkConfig
 
-CONFIG: Final = SinkConfig.from_options(
-    {"kafka.bootstrap.servers": "h:1", "topic": "t", "write.max.records.per.second": 1_000}
-)
+OPTIONS: Final = {"kafka.bootstrap.servers": "h:1", "topic": "t", "write.max.records.per.second": "1000"}
+CONFIG: Final = SinkConfig.from_options(OPTIONS)
 COLUMNS: Final = RecordColumns.from_rows([b"v"] * 300)
 
 TASK: Final = """
@@ -74,6 +76,12 @@ def end(folder: Path) -> None:
     for process in driver._started:
         process.wait(20)
     driver._started.clear()
+
+
+def stop_last() -> None:
+    process = driver._started.pop()
+    process.kill()
+    process.wait(20)
 
 
 def address(config: SinkConfig) -> LimitServer:
@@ -201,6 +209,31 @@ def test_the_server_ends_with_its_owner() -> None:
     assert driver._started[-1].wait(20) == 0
     driver._started.clear()
     owner.communicate()
+
+
+def test_copies_of_a_sink_ask_one_server_of_its_process() -> None:
+    sink = KafkaSink(OPTIONS)
+    assert sink._row_config.limit_server is None  # the sink itself opens nothing
+    servers = {address(pickle.loads(pickle.dumps(sink))._row_config) for _ in range(2)}
+    Conversation(servers.pop()).close()
+    assert servers == set()
+    driver._own.clear()
+    stop_last()
+
+
+@FORMAT.needed
+def test_tasks_of_a_data_source_ask_the_server_of_its_planning_worker(
+    config: SinkConfig, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.sql.types import StringType, StructType
+
+    from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
+
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{folder},{folder}/more")
+    for make in (KafkaSinkDataSource(dict(OPTIONS)).writer, KafkaSinkDataSource(dict(OPTIONS)).streamWriter):
+        writer = make(StructType().add("value", StringType()), False)
+        assert writer._config.limit_server is None
+        assert pickle.loads(pickle.dumps(writer))._config.limit_server == config.limit_server
 
 
 def test_an_address_of_another_machine_is_an_error_with_its_reason() -> None:
