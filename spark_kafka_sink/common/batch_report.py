@@ -82,7 +82,7 @@ class BatchReport:
     """Times of the driver's phases, one after the other: `plan`, `tasks`, `decide`, `commit`."""
     task_durations_ms: Mapping[str, int] = field(default_factory=dict)
     """Times of the tasks' phases, each added up over all tasks: `read`, `encode`, `metadata`, `memory`, `acknowledge`,
-    `producer`.
+    `producer`, and with a limit of the query `limit`.
     """
 
     @property

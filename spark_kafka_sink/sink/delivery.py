@@ -74,6 +74,8 @@ class TaskPhases:
         self.producer_ms = 0
         self.waited_before_ms = (0, 0)
         """The producer's `waits_ms` before the task."""
+        self.limit_ms: int | None = None
+        """Waiting for the limit of the query; None without one."""
         self._waits_ms = (0, 0)
 
     def now_ms(self) -> int:
@@ -91,13 +93,15 @@ class TaskPhases:
         """Return the time of each phase until now. `read` is all that is no other phase: Spark computes the rows."""
         metadata, memory = self._waits_ms
         read = self.since(self._began_ms) - self.sending_ms - self.acknowledge_ms - self.producer_ms
+        limit = {} if self.limit_ms is None else {"limit": self.limit_ms}
         return {
-            "read": read,
+            "read": read - (self.limit_ms or 0),
             "encode": max(0, self.sending_ms - metadata - memory),  # another thread's waits count in the producer too
             "metadata": metadata,
             "memory": memory,
             "acknowledge": self.acknowledge_ms,
             "producer": self.producer_ms,
+            **limit,
         }
 
 
@@ -242,6 +246,8 @@ class TaskDelivery:
                 self._transaction.prepare(producer)
                 self._phases.producer_ms += self._phases.since(started_ms)
         finally:
+            if self._limiter is not None:
+                self._phases.limit_ms = self._limiter.waited_ms
             self._durations_ms = self._phases.durations()
             self.abandon()
 

@@ -70,6 +70,8 @@ class WriteLimiter:
         self._began_ms: int | None = None
         self._left = (0, 0)
         """Records and bytes of the rows that are known and not sent."""
+        self.waited_ms = 0
+        """How long the task has waited for permission."""
         self._records = 0
         self._bytes = 0
         """What the task has paid."""
@@ -104,7 +106,9 @@ class WriteLimiter:
         for part, part_size, bytes_left in parts_up_to(columns, rows, size):
             self._left = (columns.num_rows - sent, bytes_left)
             self._refuse_late()
+            started_ms = self._clock.now_ms()
             self._take(part.num_rows, part_size)
+            self.waited_ms += self._clock.now_ms() - started_ms
             sent += part.num_rows
             yield part
             if self._began_ms is None:

@@ -95,6 +95,7 @@ def send(config: SinkConfig) -> ScriptedProducer:
     try:
         delivery.send("t", COLUMNS)
         delivery.finish()
+        assert "limit" in json.loads(delivery.report[-1][-1])["durations_ms"]
     finally:
         delivery.abandon()
     return producer

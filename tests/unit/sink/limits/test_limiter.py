@@ -210,6 +210,13 @@ def test_a_wait_past_the_transactions_time_is_ended() -> None:
         assert len([*task.limiter.parts(columns(2))]) == 0
 
 
+def test_time_of_waits_is_counted_and_no_other() -> None:
+    task = Task(ScriptedServer(lambda _number, _on_wait: task.clock.advance(30)), records=10)
+    for _ in task.limiter.parts(columns(2)):
+        task.clock.advance(1_000)
+    assert task.limiter.waited_ms == 60
+
+
 def test_time_before_the_first_row_does_not_count() -> None:
     def wait(_number: int, on_wait: Callable[[], None]) -> None:
         task.clock.advance(100_000)
