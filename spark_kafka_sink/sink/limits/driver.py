@@ -10,6 +10,7 @@ daemon that forks them, or when Spark deletes the application's local directory,
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import secrets
@@ -52,6 +53,7 @@ def with_server_of_process(config: SinkConfig) -> SinkConfig:
         server = _own.get(pid)
         if server is None or not _lives(server):
             server = _own[pid] = _start(bind, host, pid, Path("/"))
+            atexit.register(_end, pid, _started[-1])
     return replace(config, limit_server=server)
 
 
@@ -134,6 +136,13 @@ def _start(bind: str, host: str, owner: int, folder: Path) -> LimitServer:
             raise LimitServerError(f"The server of the write limits did not start at {bind}: {why}")
     _started.append(process)
     return LimitServer(host, int(port), Secret(secret))
+
+
+def _end(pid: int, process: subprocess.Popen[str]) -> None:
+    """End the server at the exit of the process `pid`. A fork of that process leaves it alone."""
+    if os.getpid() == pid:
+        process.terminate()
+        process.wait()
 
 
 def _shared(path: Path, server: LimitServer) -> LimitServer:

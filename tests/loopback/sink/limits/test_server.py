@@ -28,6 +28,7 @@ from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.limits import driver
 from spark_kafka_sink.sink.limits.conversation import Conversation, LimitServer
+from spark_kafka_sink.sink.limits.server import process_start
 from spark_kafka_sink.sink.options import SinkConfig
 
 OPTIONS: Final = {"kafka.bootstrap.servers": "h:1", "topic": "t", "write.max.records.per.second": "1000"}
@@ -76,12 +77,6 @@ def end(folder: Path) -> None:
     for process in driver._started:
         process.wait(20)
     driver._started.clear()
-
-
-def stop_last() -> None:
-    process = driver._started.pop()
-    process.kill()
-    process.wait(20)
 
 
 def address(config: SinkConfig) -> LimitServer:
@@ -219,7 +214,23 @@ def test_copies_of_a_sink_ask_one_server_of_its_process() -> None:
     Conversation(servers.pop()).close()
     assert servers == set()
     driver._own.clear()
-    stop_last()
+    process = driver._started.pop()
+    driver._end(os.getppid(), process)
+    assert process.poll() is None
+    driver._end(os.getpid(), process)
+    assert process.poll() is not None
+
+
+def test_the_server_of_a_driver_ends_with_it_without_a_warning() -> None:
+    script = (
+        f"import pickle; from spark_kafka_sink import KafkaSink; pickle.dumps(KafkaSink({OPTIONS}));"
+        "from spark_kafka_sink.sink.limits import driver; print(driver._started[0].pid)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "always::ResourceWarning", "-c", script], capture_output=True, text=True
+    )
+    assert "ResourceWarning" not in done.stderr
+    assert process_start(int(done.stdout)) is None
 
 
 @FORMAT.needed
