@@ -67,6 +67,8 @@ _OWN_TRANSACTION_MS: Final = 60_000
 open.
 """
 _LEAST_OWN_MS: Final = 5_000
+_MOST_APART_MS: Final = 1_000
+"""Answers of several coordinators that are further apart are not taken for those of one moment."""
 _CHECKED: Final[WeakSet[ClusterClient]] = WeakSet()
 """Clients whose cluster allows the transaction.timeout.ms of their configuration."""
 _KNOWN: Final[WeakKeyDictionary[ClusterClient, set[tuple[TopicPartition, bytes]]]] = WeakKeyDictionary()
@@ -348,11 +350,21 @@ def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False)
             raise refusal from error
 
 
-def describe_in_process(config: SinkConfig, transactional_id: str) -> TransactionDescription | None:
-    """Describe a transactional id, for a task. Raises KafkaError."""
+def describe_in_process(
+    config: SinkConfig, transactional_ids: Sequence[str]
+) -> Mapping[str, TransactionDescription | None]:
+    """Describe transactional ids, for a task. The answer for the last one is at most a second older than the others.
+    Raises KafkaError.
+    """
     with process_client(config.producer) as client:
-        timer = client.timer(config.producer.max_block_ms)
-        return client.transactions.describe_transactions([transactional_id], timer)[transactional_id]
+        described: dict[str, TransactionDescription | None] = {}
+        asked = [*transactional_ids]
+        while asked:
+            timer = client.timer(config.producer.max_block_ms)
+            described |= client.transactions.describe_transactions(asked, timer)
+            is_slow = timer.timeout_ms - timer.remaining_ms > _MOST_APART_MS
+            asked = asked[-1:] if is_slow and len(asked) > 1 else []
+        return described
 
 
 @contextmanager

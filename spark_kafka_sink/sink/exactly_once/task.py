@@ -7,7 +7,7 @@ driver knows which attempt counts. A task that fails aborts its transaction. The
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -28,7 +28,8 @@ from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
 from spark_kafka_sink.sink.running_query import QUERY_ID, refuse_task_in_query
 
-Describe = Callable[[str], TransactionDescription | None]
+Describe = Callable[[Sequence[str]], Mapping[str, TransactionDescription | None]]
+"""Asks for the states of transactional ids; None for one that its coordinator does not know."""
 
 _NAMED_BY_EACH_TASK: Final = "spark-kafka-sink"
 """The transactional.id of every pooled transactional producer. It is never sent. All prefixes share it, so that they
@@ -55,8 +56,7 @@ class ExactlyOnceTask:
     """A task's part in an exactly-once batch: the `Transaction` of its `TaskDelivery`.
 
     Rows of a batch that is written already are counted and dropped, also if they come in other partitions. A task
-    without rows begins no transaction. `describe` asks for the state of a transactional id. Raises IllegalStateError
-    for a batch that the driver does not allow.
+    without rows begins no transaction. Raises IllegalStateError for a batch that the driver does not allow.
     """
 
     def __init__(self, batch_start: BatchStart, identity: TaskIdentity, describe: Describe) -> None:
@@ -108,7 +108,6 @@ class ExactlyOnceTask:
     def begin(self, pool: ProducerPool, config: ProducerConfig) -> Producer:
         """Raises ProducerFencedError for a task that comes too late."""
         name = self._free_name()
-        self._ensure_current()
         self._has_begun = True
         producer = pool.borrow(replace(config, transactional_id=_NAMED_BY_EACH_TASK))
         try:
@@ -131,7 +130,8 @@ class ExactlyOnceTask:
         partition.
         """
         assert self._marked is not None
-        self._ensure_current()
+        name = self._batch_start.driver.transactional_id
+        self._ensure_current(self._describe([name])[name])
         prepared = producer.prepare_transaction().transaction
         if prepared != self._marked.transaction:
             raise IllegalStateError(
@@ -141,23 +141,30 @@ class ExactlyOnceTask:
         self._written = self._marked
 
     def _free_name(self) -> str:
-        """Return a transactional id without an open transaction. To take an id aborts its open transaction, which may
-        be of the attempt that counts. Spark counts attempts from 0 in each run of a stage, and tasks of one run go on
-        during the next.
+        """Return a transactional id without an open transaction, while the driver is current. To take an id aborts its
+        open transaction, which may be of the attempt that counts. Spark counts attempts from 0 in each run of a stage,
+        and tasks of one run go on during the next.
+
+        One call asks for both ids, and their coordinators may answer in any order. If the driver is seen last, it has
+        not decided on what the id may hold by then. If the id is seen last, nothing that is decided is open under it.
         """
+        driver = self._batch_start.driver.transactional_id
         for attempt in itertools.count(self._identity.attempt):
             name = task_id(self._batch_start.prefix, self._identity.partition, attempt)
-            found = self._describe(name)
-            if found is None or found.state is not TransactionState.ONGOING:
+            described = self._describe([name, driver])
+            self._ensure_current(described[driver])
+            if not self._is_taken(described[name]):
                 break
         return name
 
-    def _ensure_current(self) -> None:
+    def _is_taken(self, found: TransactionDescription | None) -> bool:
+        return found is not None and found.state is TransactionState.ONGOING
+
+    def _ensure_current(self, found: TransactionDescription | None) -> None:
         """Raise ProducerFencedError if the driver has decided already, or another driver has taken over. To begin then
-        would abort the transaction of a task of the same name, which may be decided.
+        would abort the transaction of a task of the same name, which may be decided. `found`: the driver's id.
         """
         batch_start, identity = self._batch_start, self._identity
-        found = self._describe(batch_start.driver.transactional_id)
         if found is None or found.state is not TransactionState.EMPTY or found.producer != batch_start.driver.producer:
             raise ProducerFencedError(
                 f"Attempt {identity.attempt} of partition {identity.partition} comes too late for batch"

@@ -83,7 +83,7 @@ def test_apis_of_a_batch_are_counted_by_phase(measured: dict[str, Any]) -> None:
     apis = {
         name: {api: counted["requests"] for api, counted in phase.items()} for name, phase in batch["phases"].items()
     }
-    assert apis["tasks"] == {"DescribeTransactions": 6, "InitProducerId": 2, "Produce": 2, "TxnOffsetCommit": 2}
+    assert apis["tasks"] == {"DescribeTransactions": 4, "InitProducerId": 2, "Produce": 2, "TxnOffsetCommit": 2}
     assert apis["commit"]["EndTxn"] == FEW + 2
     rows = batch["phases"]["tasks"]["Produce"]
     assert rows["bytes_up"] > FEW * 64 * 120  # the size of keys and values

@@ -8,6 +8,7 @@ from dataclasses import replace
 from support.exactly_once_model.actors import PLACE, ModelDriverCluster, ModelPool
 from support.exactly_once_model.world import CONFIG, Input, World
 
+from spark_kafka_sink.admin.transaction_values import TransactionDescription
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome, TaskTransaction, task_id
 from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver, PrefixRecords
@@ -74,12 +75,12 @@ class DecidesUnfenced(ExactlyOnceDriver):
 
 
 class TakesWhatIsOpen(ExactlyOnceTask):
-    def _free_name(self) -> str:
-        return task_id(self._batch_start.prefix, self._identity.partition, self._identity.attempt)
+    def _is_taken(self, found: TransactionDescription | None) -> bool:
+        return False
 
 
 class NeverTooLate(TakesWhatIsOpen):
-    def _ensure_current(self) -> None:
+    def _ensure_current(self, found: TransactionDescription | None) -> None:
         pass
 
 

@@ -8,13 +8,14 @@ import contextlib
 import enum
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 from support.exactly_once_model.actors import PLACE, PREFIX, ModelDriverCluster, ModelPool, write
 from support.exactly_once_model.logs import ModelCluster, ModelLog
 
+from spark_kafka_sink.admin.transaction_values import TransactionDescription
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 from spark_kafka_sink.record.columns import RecordColumns
@@ -26,7 +27,6 @@ from spark_kafka_sink.sink.exactly_once.messages import (
     Decision,
     TaskOutcome,
     TransactionLostError,
-    task_id,
 )
 from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.task import ExactlyOnceTask, TaskIdentity
@@ -145,10 +145,10 @@ class Input(NamedTuple):
 class StalledTask(ExactlyOnceTask):
     """An attempt that has checked its driver, and was stopped before its InitProducerId."""
 
-    def _free_name(self) -> str:
-        return task_id(self._batch_start.prefix, self._identity.partition, self._identity.attempt)
+    def _is_taken(self, found: TransactionDescription | None) -> bool:
+        return False
 
-    def _ensure_current(self) -> None:
+    def _ensure_current(self, found: TransactionDescription | None) -> None:
         pass
 
     def prepare(self, producer: Any) -> None:
@@ -443,8 +443,7 @@ class World:
         self._last_tasks.append((batch_start, task.batch_id, task.partition, rows))
         self._in_task += 1
         try:
-            describe = ModelDriverCluster(self).describe_one
-            transaction = self.task_class(batch_start, task, describe)
+            transaction = self.task_class(batch_start, task, self._describe_apart)
             delivery = TaskDelivery(CONFIG, ModelPool(self), transaction)  # type: ignore[arg-type]
             for row in rows:
                 delivery.send(self.input.topic, columns_of(*row))
@@ -455,6 +454,15 @@ class World:
 
     def _outcome(self, transaction: ExactlyOnceTask) -> TaskOutcome:
         return transaction.outcome
+
+    def _describe_apart(self, transactional_ids: Sequence[str]) -> Mapping[str, TransactionDescription | None]:
+        """Each id has its own coordinator."""
+        cluster = ModelDriverCluster(self)
+        return {each: cluster.describe_one(each) for each in self.in_order_of_answers(transactional_ids)}
+
+    @staticmethod
+    def in_order_of_answers(transactional_ids: Sequence[str]) -> Sequence[str]:
+        return transactional_ids
 
     # ---- invariants ------------------------------------------------------------------------------------------------
 
@@ -521,6 +529,14 @@ class World:
             seen = self.cluster.log(topic, key).visible()
             if self.refused is None and seen != rows:
                 raise ViolationError(f"Of key {key} readers of {topic} see {seen}, and the query has finished {rows}")
+
+
+class DriverFirstWorld(World):
+    """The coordinator of the driver answers a task before that of the task's own id."""
+
+    @staticmethod
+    def in_order_of_answers(transactional_ids: Sequence[str]) -> Sequence[str]:
+        return transactional_ids[::-1]
 
 
 class BegunWorld(World):

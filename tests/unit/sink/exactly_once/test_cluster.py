@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -15,6 +15,7 @@ from support.fake_clock import FakeClock
 from support.scripted_broker import faults
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, EndTxnStatus, TransactionState
 from spark_kafka_sink.admin.transactions import Transactions
 from spark_kafka_sink.common.config import ProducerConfig
@@ -136,6 +137,39 @@ def test_clients_of_unused_settings_are_closed(monkeypatch: pytest.MonkeyPatch) 
     assert seen[4:] == ["three closed", "one made"]
 
 
+@pytest.mark.parametrize(
+    ("slow_answers", "asked"),
+    [(0, [["P/0", "P/driver"]]), (8, [["P/0", "P/driver"], ["P/driver"]])],
+    ids=["at once", "more than a second apart"],
+)
+def test_last_id_is_asked_for_again_if_the_answers_are_far_apart(
+    monkeypatch: pytest.MonkeyPatch, slow_answers: int, asked: list[list[str]]
+) -> None:
+    """A task's look at its driver must not be older than its look at its own id by the time of a whole batch."""
+    bench = CoordinatorBench()
+    bench.open("P/driver", "P/0")  # on two nodes
+    calls: list[list[str]] = []
+    describe = Transactions.describe_transactions
+
+    def counted(self: Transactions, ids: Iterable[str], timer: Timer) -> object:
+        calls.append([*ids])
+        return describe(self, calls[-1], timer)
+
+    monkeypatch.setattr(Transactions, "describe_transactions", counted)
+    monkeypatch.setattr(cluster_module, "connect", lambda config: bench.coordinator)
+    bench.cluster.on(
+        ApiKey.DESCRIBE_TRANSACTIONS,
+        faults.fail_with(CoordinatorLoadInProgressError),
+        times=slow_answers,
+        node_id=1,
+    )
+    found = describe_in_process(replace(CONFIG, producer=replace(CONFIG.producer, max_block_ms=60_000)), asked[0])
+    assert {name: each.state for name, each in found.items() if each} == dict.fromkeys(
+        asked[0], TransactionState.ONGOING
+    )
+    assert calls == asked
+
+
 @pytest.mark.parametrize("who", ["task", "driver"])
 def test_client_is_made_again_after_a_refused_login(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
     """Bug: once a certificate had expired, the brokers refused a worker's exactly-once tasks, and the driver of format,
@@ -144,7 +178,7 @@ def test_client_is_made_again_after_a_refused_login(monkeypatch: pytest.MonkeyPa
 
     def ask() -> object:
         if who == "task":
-            return describe_in_process(CONFIG, "P/driver")
+            return describe_in_process(CONFIG, ["P/driver"])
         with process_driver(CONFIG, "P") as driver:
             return driver.begin()
 

@@ -24,6 +24,7 @@ from support.exactly_once_model.world import (
     TOPIC_FAULTS,
     BegunWorld,
     Crash,
+    DriverFirstWorld,
     Fault,
     Plan,
     ViolationError,
@@ -63,11 +64,17 @@ def test_any_one_fault_at_any_request(variant: Variant) -> None:
     assert explore(World, variant, 1) > 400
 
 
+@each_variant
+def test_any_one_fault_where_the_coordinator_of_the_driver_answers_a_task_first(variant: Variant) -> None:
+    assert explore(DriverFirstWorld, variant, 1) > 400
+
+
 @pytest.mark.slow
 @each_variant
-def test_any_two_grave_faults_in_one_batch(variant: Variant) -> None:
+@pytest.mark.parametrize("world_class", [World, DriverFirstWorld])
+def test_any_two_grave_faults_in_one_batch(world_class: type[World], variant: Variant) -> None:
     kinds = GRAVE if variant == (2, False) else (Fault.CRASH_AFTER, Fault.OTHER_DRIVER)
-    assert explore(World, variant, 2, kinds, batches=1) > 600
+    assert explore(world_class, variant, 2, kinds, batches=1) > 600
 
 
 @each_variant_of_pairs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -80,12 +80,16 @@ class Bench:
         pool = ScriptedPool(self.create)
         task = TaskIdentity(4, "", partition, attempt)
         self.open: set[str] = set()
+        self.calls: list[Sequence[str]] = []
+        self.describe_driver: Callable[[], TransactionDescription | None] = lambda: self.found
         self.transaction = ExactlyOnceTask(batch_start, task, self.describe)
         self.delivery = TaskDelivery(CONFIG, pool, self.transaction)
 
-    def describe(self, name: str) -> TransactionDescription | None:
-        if name == "P/driver":
-            return self.found
+    def describe(self, names: Sequence[str]) -> Mapping[str, TransactionDescription | None]:
+        self.calls.append(names)
+        return {name: self.describe_driver() if name == "P/driver" else self.describe_task(name) for name in names}
+
+    def describe_task(self, name: str) -> TransactionDescription:
         state = TransactionState.ONGOING if name in self.open else TransactionState.COMPLETE_COMMIT
         return TransactionDescription(name, state, 1, 0, 1, None, frozenset())
 
@@ -129,6 +133,25 @@ def test_attempt_takes_no_id_with_an_open_transaction() -> None:
     bench.open = {"P/3", "P/3.1"}
     bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
     assert bench.made[0].names == ["P/3.2"]
+
+
+def test_task_looks_at_its_driver_twice_and_at_its_own_id_once() -> None:
+    """The driver is current when the task takes its id, and again when all rows are acknowledged."""
+    bench = Bench()
+    bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
+    assert bench.calls == [["P/0", "P/driver"]]
+    bench.delivery.finish()
+    assert bench.calls[1:] == [["P/driver"]]
+
+
+def test_driver_that_is_replaced_between_two_names_is_noticed() -> None:
+    bench = Bench()
+    bench.open = {"P/0"}
+    states = iter([TransactionState.EMPTY, TransactionState.ONGOING])
+    bench.describe_driver = lambda: TransactionDescription("P/driver", next(states), 1, 0, 1, None, frozenset())
+    with pytest.raises(ProducerFencedError, match=r"Attempt 0 of partition 0 comes too late for batch 4"):
+        bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
+    assert bench.made == []
 
 
 def test_attempt_that_ends_after_the_decision_leaves_nothing_open() -> None:
@@ -200,8 +223,10 @@ def test_writes_without_prefix_share_one_producer() -> None:
         made.append(NamedProducer(config))
         return made[-1]
 
-    def describe(name: str) -> TransactionDescription:
-        return TransactionDescription(name, TransactionState.EMPTY, 1, 0, 1, None, frozenset())
+    def describe(names: Sequence[str]) -> Mapping[str, TransactionDescription]:
+        return {
+            name: TransactionDescription(name, TransactionState.EMPTY, 1, 0, 1, None, frozenset()) for name in names
+        }
 
     pool = ScriptedPool(create)
     prefixes = [pool_name(number) for number in range(3)]
@@ -291,7 +316,7 @@ def test_foreach_batch_task_reports_the_drivers_batch() -> None:
 @pytest.mark.usefixtures("properties")
 def test_rows_of_a_foreach_batch_task_go_into_its_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
-    monkeypatch.setattr(task_module, "describe_in_process", lambda config, name: bench.describe(name))
+    monkeypatch.setattr(task_module, "describe_in_process", lambda config, names: bench.describe(names))
     pool = ScriptedPool(bench.create)
     batch_start = BatchStart("P", OpenTransaction("P/driver", 1, 0, 2), TopicPartition("decisions", 0), 3)
     rows = pa.RecordBatch.from_pydict({"value": ["a", "b"]})
