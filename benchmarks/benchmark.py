@@ -1,19 +1,22 @@
 """Measure Spark's ways into Kafka side by side: `make benchmark`.
 
-    python benchmarks/benchmark.py                                                    the cells that matter, two hours
+    python benchmarks/benchmark.py                                                  the cells that matter, three hours
     python benchmarks/benchmark.py --cells keyed-lz4-4-100 --contenders jvm,write --records 1000000 --rounds 1
     python benchmarks/benchmark.py --cells keyed-lz4-4-100 --contenders jvm,write --security PLAINTEXT,SSL
-    python benchmarks/benchmark.py --cells flights-json-lz4-50,flights-avro-lz4-50 --records 2000000
+    python benchmarks/benchmark.py --cells flights-text-lz4-50,flights-json-lz4-50,flights-avro-lz4-50
+    python benchmarks/benchmark.py --cells keyed-none-16-100-200x50 --contenders jvm,write,format,write_once,format_once
     python benchmarks/benchmark.py --contenders table_write,table_produce_batch,table_produce_batch_errors_only
     python benchmarks/benchmark.py --cells all --latency --json benchmark.json --plot benchmark
 
 A cell is a combination of keys, codec, partitions and bytes of a value. In every cell the contenders take turns,
 `--rounds` times. A turn has a new process and a new topic. The process writes for `--warm-up` seconds, because a stream
 that has run for hours is warm too. Then it makes `--runs` timed runs, of the same rows, which Spark generates on
-demand. In a cell such as flights-json-lz4-50 they are flights of parquet files, which the contenders or Spark's own
-functions make into JSON or Avro (benchmarks/flights.py). Contenders without Spark (`table_…`) write the same rows of an
-Arrow table in memory. The tables show the medians of all timed runs, and their ratios to Spark's JVM sink in the same
-cell. The rates depend on the machine, the ratios less.
+demand. In a cell such as flights-json-lz4-50 they are two million flights of parquet files at most, which the
+contenders or Spark's own functions make into text, JSON or Avro (benchmarks/flights.py). A cell with -200x50 has 200
+tasks of 50 rows, also for contenders that write exactly once. One with -8slots has an executor that runs eight tasks at
+once. Contenders without Spark (`table_…`) write the same rows of an Arrow table in memory. The tables show the medians
+of all timed runs, and their ratios to Spark's JVM sink in the same cell. The rates depend on the machine, the ratios
+less.
 
 All contenders share one embedded broker, on the same processors. Its JVM has the flags of Kafka's own start script, as
 users' brokers have. The flags for a quick start in tests would make TLS slow. Before every cell, processes that do not
@@ -51,8 +54,8 @@ from typing import Any
 
 import pyspark
 from arguments import at_least_one, file_to_write, path_in_a_folder, seconds
-from broker import QUICK_DELETION, Broker, count_records, secured_listener, warm_topic
-from cells import ALL_CELLS, CELLS, SECURITY, AnyCell, Assignment, FlightsCell, cell_of
+from broker import QUICK_DELETION, Broker, count_committed, count_records, secured_listener, warm_topic
+from cells import ALL_CELLS, CELLS, MOST_FLIGHTS, SECURITY, AnyCell, Assignment, FlightsCell, cell_of
 from contenders import CONTENDERS, STREAMS, Contender, compiler_seconds, seconds_since
 from figures import Latency, Rate, Timed, draw, latency_table, rate_table
 from flights import AVRO_LOCK, rows_of_files, write_files
@@ -183,13 +186,13 @@ class Bench:
             records,
             runs,
             self._settings.warm_up,
-            self._settings.cores,
+            cell_of(measured.cell).slots or self._settings.cores,
             self._jars if needs_jars else (),
             self._settings.option,
             isinstance(measured, Latency),
             "" if is_plain else str(self._authority_file),
             self._data,
-            rows_of_files(self._settings.records, 1.0),
+            rows_of_files(min(self._settings.records, MOST_FLIGHTS), 1.0),
         )
 
     def _on_topic(self, work: Assignment, partitions: int, counted: Rate | None) -> list[dict[str, float]]:
@@ -209,7 +212,8 @@ class Bench:
         return printed
 
     def _count(self, work: Assignment, partitions: int, warm_ups: int, counted: Rate) -> None:
-        found = count_records(self._broker.bootstrap_servers, work.topic) - partitions
+        count = count_committed if CONTENDERS[work.contender].is_once else count_records
+        found = count(self._broker.bootstrap_servers, work.topic) - partitions
         expected = work.records * (work.runs + warm_ups)
         counted.records_found += found
         counted.records_expected += expected
@@ -321,7 +325,7 @@ def flights_files(settings: argparse.Namespace, folder: Path) -> str:
         return ""
     files = folder / "flights"
     files.mkdir()
-    write_files(files, settings.records)
+    write_files(files, min(settings.records, MOST_FLIGHTS))
     return str(files)
 
 
@@ -352,12 +356,14 @@ def ratios(rate: Rate, rates: Sequence[Rate]) -> dict[str, float]:
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 
-def cell_names(text: str) -> list[str]:
-    names = list(ALL_CELLS) if text == "all" else text.split(",")
-    try:
-        return [str(cell_of(name)) for name in names]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+def cell_names(every: Sequence[str]) -> Callable[[str], list[str]]:
+    def names(text: str) -> list[str]:
+        try:
+            return [str(cell_of(name)) for name in (every if text == "all" else text.split(","))]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return names
 
 
 def names_of(known: Mapping[str, object]) -> Callable[[str], list[str]]:
@@ -380,10 +386,18 @@ class Option(argparse.Action):
         setattr(namespace, self.dest, {**getattr(namespace, self.dest), name: value})
 
 
-def add_measuring_arguments(parser: argparse.ArgumentParser, *, records: int, rounds: int, of_a_round: str) -> None:
-    """Add the arguments for what to measure, and for how long."""
-    cells = ",".join(CELLS)
-    parser.add_argument("--cells", type=cell_names, default=cells, help="separated by commas, or all [%(default)s]")
+def add_measuring_arguments(
+    parser: argparse.ArgumentParser,
+    cells: Sequence[str],
+    every: Sequence[str],
+    *,
+    records: int,
+    rounds: int,
+    of_a_round: str,
+) -> None:
+    """Add the arguments for what to measure, and for how long. `every`: the cells of "all"."""
+    names, default = cell_names(every), ",".join(cells)
+    parser.add_argument("--cells", type=names, default=default, help="separated by commas, or all [%(default)s]")
     parser.add_argument("--records", type=at_least_one, default=records, help="records of a run [%(default)s]")
     parser.add_argument("--rounds", type=at_least_one, default=rounds, help=f"{of_a_round} [%(default)s]")
     parser.add_argument("--runs", type=at_least_one, default=2, help="timed runs of each process [%(default)s]")
@@ -408,7 +422,9 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
         default="PLAINTEXT",
         help="PLAINTEXT, SSL or PLAINTEXT,SSL, which compares them by turns [%(default)s]",
     )
-    add_measuring_arguments(parser, records=8_000_000, rounds=2, of_a_round="processes of each contender")
+    add_measuring_arguments(
+        parser, CELLS, ALL_CELLS, records=8_000_000, rounds=2, of_a_round="processes of each contender"
+    )
     parser.add_argument("--latency", action="store_true", help="also measure micro-batches, in the first cell")
     every = ",".join(STREAMS)
     parser.add_argument("--streams", type=names_of(STREAMS), default=every, help="streams for --latency [%(default)s]")

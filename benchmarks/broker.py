@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
 from jobs.read_topic import topic_reader
 from spark_kafka_sink import KafkaProducer
+from spark_kafka_sink.common.errors import KafkaTimeoutError
 from spark_kafka_sink.local import BrokerSecurity
-from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP
+from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP, READ_COMMITTED
 
 
 def secured_listener(folder: Path) -> BrokerSecurity:
@@ -55,6 +57,7 @@ class Broker(Protocol):
     def delete_topic(self, name: str) -> None: ...
 
 
+MARKERS_WITHIN_S: Final = 30.0
 QUICK_DELETION: Final = {"log.segment.delete.delay.ms": 1000, "log.retention.check.interval.ms": 1000}
 """The broker deletes old segments before they reach the disk, which frees their memory."""
 KEPT: Final = {"segment.bytes": 64 << 20, "retention.bytes": 64 << 20}
@@ -78,5 +81,18 @@ def warm_topic(broker: Broker, topic: str, partitions: int) -> None:
 
 
 def count_records(servers: str, topic: str) -> int:
+    """Count the records of a topic that no transaction has written to, by its offsets."""
     with topic_reader(servers, topic, "benchmark") as reader:
         return sum(reader.offsets(reader.partitions(topic), LATEST_TIMESTAMP).values())
+
+
+def count_committed(servers: str, topic: str) -> int:
+    """Count the records that a reader finds under read_committed, once no transaction is open."""
+    deadline = time.monotonic() + MARKERS_WITHIN_S
+    with topic_reader(servers, topic, "benchmark") as reader:
+        places = reader.partitions(topic)
+        while reader.offsets(places, LATEST_TIMESTAMP, READ_COMMITTED) != reader.offsets(places, LATEST_TIMESTAMP):
+            if time.monotonic() > deadline:
+                raise KafkaTimeoutError(f"{topic} has an open transaction after {MARKERS_WITHIN_S:g} s.")
+            time.sleep(0.02)
+        return sum(len(found.records) for found in reader.read([topic], READ_COMMITTED))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,8 +18,10 @@ CHUNK_ROWS = 1_000_000
 """Rows of a chunk of an Arrow table."""
 ID_START, AMOUNT_START, KEY_START = 1_000_000_000, 100_000, 10_000_000_000
 """Every number has as many digits as this one."""
-BYTES_OF_A_VALUE = {"json": 326, "avro": 175}
+BYTES_OF_A_VALUE = {"json": 326, "avro": 175, "text": 118}
 """The format of a flight → about the bytes of its value."""
+MOST_FLIGHTS = 2_000_000
+"""The most rows of a run with flights, whose values are larger and take longer to make."""
 START_BYTES = len(f'{{"id":{ID_START},"amount":{AMOUNT_START}')
 FILLING = (
     ',"customer":{"name":"Ada Example","street":"12 Some Street","town":"Elsewhere"},"items":[{"sku":"A-1000",'
@@ -26,34 +29,55 @@ FILLING = (
 )
 
 
+_CELL = re.compile(
+    r"(?P<key>keyed|unkeyed)-(?P<codec>[a-z0-9]+)-(?P<partitions>\d+)-(?P<size>\d+)"
+    r"(-(?P<tasks>\d+)x(?P<task_rows>\d+))?(-(?P<slots>\d+)slots)?"
+)
+
+
 @dataclass(frozen=True)
 class Cell:
-    """One combination to measure. As text: keyed-lz4-4-100 (keys, codec, partitions, bytes of a value)."""
+    """One combination to measure. As text: keyed-lz4-4-100 (keys, codec, partitions, bytes of a value). More may
+    follow: -200x50 (200 tasks of 50 rows) and -8slots (an executor that runs eight tasks at once).
+    """
 
     is_keyed: bool
     codec: str
     partitions: int
     value_bytes: int
+    tasks: int = 0
+    """0: as many as the executor runs at once, with the records of `--records`."""
+    task_rows: int = 0
+    slots: int = 0
+    """0: those of `--cores`."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Raises ValueError."""
-        match text.split("-"):
-            case ["keyed" | "unkeyed" as key, codec, partitions, size] if codec in CODECS:
-                cell = cls(key == "keyed", codec, int(partitions), int(size))
-                if cell.partitions > 0 and cell.value_bytes >= 40:
-                    return cell
+        found = _CELL.fullmatch(text)
+        if found is not None and found["codec"] in CODECS:
+            numbers = {name: int(found[name] or 0) for name in ("tasks", "task_rows", "slots")}
+            cell = cls(found["key"] == "keyed", found["codec"], int(found["partitions"]), int(found["size"]), **numbers)
+            given = [number for name, number in numbers.items() if found[name]]
+            if all(number > 0 for number in (cell.partitions, *given)) and cell.value_bytes >= 40:
+                return cell
         raise ValueError(
-            f"{text!r} must be keyed or unkeyed, one of {', '.join(CODECS)}, partitions, and 40 or more bytes"
+            f"{text!r} must be keyed or unkeyed, one of {', '.join(CODECS)}, partitions, and 40 or more bytes; then, if"
+            " you like, TASKSxROWS and Nslots"
         )
 
     @property
     def title(self) -> str:
         keys = "keyed" if self.is_keyed else "unkeyed"
-        return f"{keys}, {self.codec}, {self.partitions} partitions, {self.value_bytes:,} B"
+        tasks = f", {self.tasks} tasks of {self.task_rows} rows" if self.tasks else ""
+        slots = f", {self.slots} slots" if self.slots else ""
+        return f"{keys}, {self.codec}, {self.partitions} partitions, {self.value_bytes:,} B{tasks}{slots}"
 
     def __str__(self) -> str:
-        return f"{'keyed' if self.is_keyed else 'unkeyed'}-{self.codec}-{self.partitions}-{self.value_bytes}"
+        keys = "keyed" if self.is_keyed else "unkeyed"
+        tasks = f"-{self.tasks}x{self.task_rows}" if self.tasks else ""
+        slots = f"-{self.slots}slots" if self.slots else ""
+        return f"{keys}-{self.codec}-{self.partitions}-{self.value_bytes}{tasks}{slots}"
 
 
 @dataclass(frozen=True)
@@ -63,6 +87,8 @@ class FlightsCell:
     format: str
     codec: str
     partitions: int
+    tasks: ClassVar[int] = 0
+    slots: ClassVar[int] = 0
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -71,7 +97,7 @@ class FlightsCell:
             case ["flights", format_, codec, partitions] if format_ in BYTES_OF_A_VALUE and codec in CODECS:
                 if int(partitions) > 0:
                     return cls(format_, codec, int(partitions))
-        raise ValueError(f"{text!r} must be flights, json or avro, one of {', '.join(CODECS)}, and partitions")
+        raise ValueError(f"{text!r} must be flights, json, avro or text, one of {', '.join(CODECS)}, and partitions")
 
     def __str__(self) -> str:
         return f"flights-{self.format}-{self.codec}-{self.partitions}"
@@ -174,13 +200,22 @@ def _filling(cell: Cell) -> str:
     return (FILLING * (cell.value_bytes // len(FILLING) + 1))[: cell.value_bytes - START_BYTES]
 
 
-CELLS = ("keyed-none-4-100", "keyed-lz4-4-100", "unkeyed-none-4-100", "keyed-zstd-4-100", "keyed-lz4-200-100")
-FLIGHTS_CELLS = ("flights-json-lz4-50", "flights-avro-lz4-50")
-ALL_CELLS = tuple(
+JOBS = (
+    "flights-text-lz4-50",
+    "flights-json-lz4-50",
+    "flights-avro-lz4-50",
+    "keyed-none-16-100-200x50",
+    "keyed-lz4-4-100-8slots",
+)
+"""What users run, beside the combinations: parquet in, a micro-batch of many small tasks, a large executor."""
+COMMON = ("keyed-none-4-100", "keyed-lz4-4-100", "unkeyed-none-4-100", "keyed-zstd-4-100", "keyed-lz4-200-100")
+CELLS = (*COMMON, *JOBS)
+COMBINATIONS = tuple(
     "-".join(parts)
     for parts in itertools.product(
         ("keyed", "unkeyed"), ("none", "lz4", "zstd", "snappy"), ("4", "200"), ("100", "1000")
     )
 )
+ALL_CELLS = (*COMBINATIONS, *JOBS)
 SECURITY: Mapping[str, str] = {"PLAINTEXT": "without TLS", "SSL": "TLS"}
 """Kafka's security.protocol → its name in tables."""

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from benchmark import BROKER_NOTE, Bench, MeasurementError, add_measuring_arguments, machine
 from broker import QUICK_DELETION, Broker
-from cells import cell_of
+from cells import COMBINATIONS, COMMON, cell_of
 from contenders import CONTENDERS, compiler_seconds
 from figures import Rate, title
 from rich.console import Console
@@ -181,7 +181,9 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("before", metavar="BEFORE", help="a commit")
     parser.add_argument("--after", metavar="COMMIT", help="a commit to measure instead of this working tree")
     parser.add_argument("--contender", choices=OURS, default="write", help="[%(default)s]")
-    add_measuring_arguments(parser, records=4_000_000, rounds=5, of_a_round="turns of each package")
+    add_measuring_arguments(
+        parser, COMMON, COMBINATIONS, records=4_000_000, rounds=5, of_a_round="turns of each package"
+    )
     return parser
 
 

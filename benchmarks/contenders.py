@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cells import AnyCell, Assignment, Cell, FlightsCell, cell_of, columns, table
+from cells import MOST_FLIGHTS, AnyCell, Assignment, Cell, FlightsCell, cell_of, columns, table
 from flights import as_bytes, confluent_serializer, flights, format_struct, rows_of_files, write_struct
 
 if TYPE_CHECKING:
@@ -115,6 +115,20 @@ def write(df: DataFrame, work: Assignment) -> None:
 
 def data_source(df: DataFrame, work: Assignment) -> None:
     df.write.format("kafka_sink").options(**work.sink_options()).mode("append").save()
+
+
+def write_once(df: DataFrame, work: Assignment) -> None:
+    from spark_kafka_sink import KafkaSink
+
+    KafkaSink({**work.sink_options(), **_once(work)}).write(df)
+
+
+def data_source_once(df: DataFrame, work: Assignment) -> None:
+    df.write.format("kafka_sink").options(**work.sink_options(), **_once(work)).mode("append").save()
+
+
+def _once(work: Assignment) -> dict[str, str]:
+    return {"delivery.guarantee": "exactly-once", "transactional.id.prefix": work.topic}
 
 
 def noop_source(df: DataFrame, _work: Assignment) -> None:
@@ -355,17 +369,25 @@ class Contender:
     needs_spark: bool = True
     takes_structs: bool = False
     """Whether it serializes the rows of a job itself."""
+    is_once: bool = False
+    """Whether it writes exactly once. That costs a fixed amount for each task, so it is measured with small ones."""
 
     def fits(self, cell: AnyCell) -> bool:
-        """Return whether it can write the rows of this cell."""
-        return self.needs_spark if isinstance(cell, FlightsCell) else not self.takes_structs
+        """Return whether it is measured in this cell."""
+        if self.is_once or cell.tasks:
+            return self.needs_spark and bool(cell.tasks) and not self.takes_structs
+        if isinstance(cell, FlightsCell):
+            return self.needs_spark and not (self.takes_structs and cell.format == "text")
+        return not self.takes_structs
 
     def records(self, cell: AnyCell, records: int) -> int:
         """Return the records of a run, fewer for large values: a topic that does not fit into memory would make this a
         comparison of disks.
         """
         if isinstance(cell, FlightsCell):
-            return rows_of_files(records, self.share)
+            return rows_of_files(min(records, MOST_FLIGHTS), self.share)
+        if cell.tasks:
+            return cell.tasks * cell.task_rows
         return max(1, int(records * self.share * min(1, IN_MEMORY / cell.value_bytes)))
 
 
@@ -373,6 +395,8 @@ CONTENDERS: Mapping[str, Contender] = {
     "jvm": Contender("Spark's JVM sink", jvm_sink, needs_jars=True),
     "write": Contender("KafkaSink.write", write),
     "format": Contender('format("kafka_sink")', data_source),
+    "write_once": Contender("KafkaSink.write, exactly once", write_once, is_once=True),
+    "format_once": Contender('format("kafka_sink"), exactly once', data_source_once, is_once=True),
     "write_struct": Contender("KafkaSink.write, value.format", write_struct, takes_structs=True),
     "format_struct": Contender('format("kafka_sink"), value.format', format_struct, takes_structs=True),
     "confluent_serializer": Contender(
@@ -500,7 +524,7 @@ def rows_of(session: SparkSession | None, work: Assignment) -> Any:
         return rows if CONTENDERS[work.contender].takes_structs else as_bytes(rows, cell)
     if session is None:
         return table(cell, work.records)
-    return session.range(0, work.records, 1, work.cores).selectExpr(*columns(cell, "id"))
+    return session.range(0, work.records, 1, cell.tasks or work.cores).selectExpr(*columns(cell, "id"))
 
 
 def measure_rate(session: SparkSession | None, work: Assignment) -> None:

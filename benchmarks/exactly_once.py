@@ -19,7 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
-from broker import KEPT, QUICK_DELETION
+from broker import KEPT, MARKERS_WITHIN_S, QUICK_DELETION
 from microbenchmark import texts
 from proxy import Counted, CountingProxy
 
@@ -48,7 +48,6 @@ PHASES = ("begin", "tasks", "commit")
 OFFSETS_TOPIC, STATE_TOPIC = "__consumer_offsets", "__transaction_state"
 GAINED = ("control records in the topic", "decision topic", OFFSETS_TOPIC, STATE_TOPIC)
 ENDING = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
-MARKERS_WITHIN_S = 30.0
 
 
 class MeasurementError(Exception):

@@ -141,6 +141,42 @@ def test_contenders_of_structs_write_what_sparks_functions_make(
     assert {repr(read(value)) for value in others} <= {repr(read(value)) for value in jvm}
 
 
+@pytest.mark.slow
+def test_text_of_flights_is_the_same_for_every_sink(benchmark: ModuleType, kafka_broker: Admin, tmp_path: Path) -> None:
+    admin = ReadingAdmin(kafka_broker.bootstrap_servers)
+    chosen = ["--cells", "flights-text-lz4-4", "--contenders", "jvm,write"]
+    assert benchmark.measure(admin, benchmark.parse_arguments([*TINY, *chosen]), tmp_path)["failures"] == []
+    *_, jvm, ours = (sorted_values(records) for records in admin.read.values())
+    assert ours == jvm
+    assert len(jvm) == 2 * RECORDS
+    assert jvm[0].startswith(b"2013.0,1.0,1.0,")
+
+
+@pytest.mark.slow
+def test_small_tasks_are_written_at_least_once_and_exactly_once(
+    benchmark: ModuleType, kafka_broker: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = ReadingAdmin(kafka_broker.bootstrap_servers)
+    assigned = []
+    run_process = benchmark.run_process
+
+    def spy(work: Any, *others: Any) -> Any:
+        assigned.append((work.records, work.cores))
+        return run_process(work, *others)
+
+    monkeypatch.setattr(benchmark, "run_process", spy)
+    names = ["write", "format", "write_once", "format_once"]
+    chosen = ["--cells", "keyed-none-4-100-5x20-3slots", "--contenders", ",".join(names)]
+    results = benchmark.measure(admin, benchmark.parse_arguments([*TINY, *chosen]), tmp_path)
+    assert results["failures"] == []
+    assert [rate["contender"] for rate in results["rates"]] == names
+    assert {rate["records_found"] for rate in results["rates"]} == {200}  # the warm-up run and the timed one
+    assert assigned == [(100, 3)] * 5  # the first contender warms up the broker
+    for records in admin.read.values():
+        pairs = zip(records["key"].to_pylist(), records["value"].to_pylist(), strict=True)
+        assert sorted(pair for pair in pairs if pair != (None, b"first")) == sorted(rows_of_the_cell(100) * 2)
+
+
 def sorted_values(records: pa.Table) -> list[bytes]:
     return sorted(value for value in records["value"].to_pylist() if value != b"first")
 

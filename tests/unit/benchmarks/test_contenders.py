@@ -1,4 +1,4 @@
-"""The contenders that write Arrow batches by confluent-kafka, with a scripted producer, and the rows of a cell."""
+"""The contenders that write Arrow batches by confluent-kafka, with a scripted producer; the cells and their rows."""
 
 from __future__ import annotations
 
@@ -87,6 +87,64 @@ def test_record_that_is_refused_lost_or_left_fails_the_write(contenders: ModuleT
     client.left = 1
     with pytest.raises(RuntimeError, match="did not deliver all"):
         contenders.produce_batches(client, "t", batches("1"))
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "title"),
+    [
+        ("keyed-lz4-4-100", (4, 100, 0, 0, 0), "keyed, lz4, 4 partitions, 100 B"),
+        ("unkeyed-none-16-40-200x50", (16, 40, 200, 50, 0), "unkeyed, none, 16 partitions, 40 B, 200 tasks of 50 rows"),
+        ("keyed-zstd-4-1000-8slots", (4, 1000, 0, 0, 8), "keyed, zstd, 4 partitions, 1,000 B, 8 slots"),
+        (
+            "keyed-none-4-100-9x7-3slots",
+            (4, 100, 9, 7, 3),
+            "keyed, none, 4 partitions, 100 B, 9 tasks of 7 rows, 3 slots",
+        ),
+    ],
+)
+def test_cell_is_read_from_its_text(contenders: ModuleType, text: str, fields: tuple[int, ...], title: str) -> None:
+    cell = contenders.Cell.parse(text)
+    assert (cell.partitions, cell.value_bytes, cell.tasks, cell.task_rows, cell.slots) == fields
+    assert (str(cell), cell.title, cell.is_keyed) == (text, title, text.startswith("keyed"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("keyed-lz4-4", "keyed-lz5-4-100", "keys-lz4-4-100", "keyed-lz4-0-100", "keyed-lz4-4-39", "keyed-lz4-4-x"),
+        *("keyed-lz4-4-100-200", "keyed-lz4-4-100-0x50", "keyed-lz4-4-100-200x0", "keyed-lz4-4-100-0slots"),
+        *("keyed-lz4-4-100-8slots-200x50", "flights-xml-lz4-50", "flights-json-lz4-0", "flights-json-lz4-4-8slots"),
+    ],
+)
+def test_text_that_is_no_cell_is_refused(contenders: ModuleType, text: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        contenders.cell_of(text)
+
+
+def test_every_cell_that_is_named_is_one_and_has_contenders(contenders: ModuleType) -> None:
+    cells = importlib.import_module("cells")
+    assert len(cells.COMBINATIONS) == 32
+    for text in cells.ALL_CELLS:
+        cell = contenders.cell_of(text)
+        fitting = {name for name, each in contenders.CONTENDERS.items() if each.fits(cell)}
+        assert {"jvm", "write", "format"} <= fitting, text
+        assert ({"write_once", "format_once"} <= fitting) == bool(cell.tasks), text
+        assert ("table_write" in fitting) == (isinstance(cell, contenders.Cell) and not cell.tasks), text
+        assert ("write_struct" in fitting) == text.startswith(("flights-json", "flights-avro")), text
+
+
+@pytest.mark.parametrize(
+    ("cell", "contender", "records"),
+    [
+        ("keyed-none-16-100-200x50", "write", 10_000),
+        ("keyed-none-16-100-200x50", "confluent", 10_000),
+        ("keyed-lz4-4-1000-8slots", "write", 1_600_000),
+        ("flights-text-lz4-50", "write", 2_000_000),
+        ("flights-json-lz4-50", "confluent_serializer", 250_000),
+    ],
+)
+def test_records_of_a_run_fit_the_cell(contenders: ModuleType, cell: str, contender: str, records: int) -> None:
+    assert contenders.CONTENDERS[contender].records(contenders.cell_of(cell), 8_000_000) == records
 
 
 @pytest.mark.parametrize(("keys", "names"), [("keyed", ["key", "value"]), ("unkeyed", ["value"])])
