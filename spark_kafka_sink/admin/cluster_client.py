@@ -6,6 +6,7 @@ Every call blocks the calling thread, at most until its `Timer` expires. Not thr
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Final, Self
 
@@ -19,8 +20,10 @@ from spark_kafka_sink.admin.transactions import Transactions
 from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.client.backoff import COORDINATOR_BACKOFF_MS, ExponentialBackoff
 from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaTimeoutError
+from spark_kafka_sink.protocol.metadata import GROUP, TRANSACTION
 
 TRANSACTION_VERSION: Final = "transaction.version"
 
@@ -78,6 +81,18 @@ class ClusterClient:
     def timer(self, timeout_ms: int) -> Timer:
         """Return a time limit for one or more calls, from now."""
         return Timer(self._clock, timeout_ms)
+
+    def coordinators(self, name: str, others: Iterable[str], timer: Timer) -> Mapping[tuple[int, str], Node]:
+        """Return the coordinators of `name`, as a transactional id and as a group, by kind and name (as in
+        FindCoordinator). If one is not known, `others` are looked up as well, with the same two requests.
+
+        One that cannot be found now is left out. Raises the error of a refused login.
+        """
+        places = [(key_type, name) for key_type in (TRANSACTION, GROUP)]
+        lookup = self._calls.lookup
+        if any(lookup.known(*place) is None for place in places):
+            self._calls.locate([*dict.fromkeys([name, *others])], timer)
+        return {place: node for place in places if (node := lookup.known(*place)) is not None}
 
     def transaction_version(self, timer: Timer) -> int:
         """Return the cluster's finalized transaction.version, as of the last connection: 2 and above is the protocol of

@@ -236,6 +236,26 @@ class CoordinatorCalls:
                 self.client.disconnect_async(flight.node)
         return {item: call.outcomes[item] for item in call.items}
 
+    def locate(self, names: Sequence[str], timer: Timer) -> None:
+        """Look up the coordinators of `names`, as transactional ids and as groups: one request for each kind (KIP-699).
+
+        A name without an answer stays unknown, and so do all if the node takes one key at a time: the call that needs
+        one looks it up. Raises the error of a refused login.
+        """
+        if not self.lookup.takes_several_keys:
+            return
+        flights: list[LookupFlight] = []
+        for key_type in (TRANSACTION, GROUP):
+            if unknown := [name for name in names if self.lookup.known(key_type, name) is None]:
+                flights += self.lookup.send(key_type, unknown)
+        for flight in flights:
+            try:
+                self.client.poll_until(flight.future, timer)
+            except (TopicAuthorizationError, InvalidTopicError) as error:
+                log.debug("Not for a lookup: %s", error)
+            if flight.future.is_done():
+                flight.take()
+
     def backoff_ms(self, attempts: int) -> int:
         return self._backoff.backoff_ms(attempts)
 

@@ -25,7 +25,7 @@ from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.client.factory import bootstrap, network_client
 from spark_kafka_sink.client.seams import KafkaClient
 from spark_kafka_sink.common.clock import Clock, SystemClock
-from spark_kafka_sink.common.cluster import Cluster, PartitionInfo, TopicPartition
+from spark_kafka_sink.common.cluster import Cluster, Node, PartitionInfo, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
     IllegalStateError,
@@ -501,18 +501,22 @@ class KafkaProducer:
 
     # ---- transactions ----------------------------------------------------------------------------------------------
 
-    def init_transactions(self, transactional_id: str | None = None) -> None:
+    def init_transactions(
+        self, transactional_id: str | None = None, coordinators: Mapping[tuple[int, str], Node] | None = None
+    ) -> None:
         """Get a producer id and epoch for transactional.id. This fences older producers of the id, and aborts their
         open transactions.
 
         Call it again after `prepare_transaction`, if another producer ends the prepared transaction. Then, and before
-        the first transaction, `transactional_id` may give the producer another id, over its connections.
+        the first transaction, `transactional_id` may give the producer another id, over its connections. `coordinators`
+        that another client has found, by kind (as in FindCoordinator) and name, need not be looked up.
 
         Raises KafkaTimeoutError after max.block.ms. Raises AuthorizationError without the right to the id: call it
         again after it was granted. Raises TransactionAbortableError if `abort_transaction` must come first, which asks
         for a producer id again.
         """
-        self._usable_calls().run("txn-init", lambda manager: manager.begin_initialize(transactional_id))
+        self._usable_calls().manager.use_coordinators(coordinators or {})
+        self._transaction_calls.run("txn-init", lambda manager: manager.begin_initialize(transactional_id))
 
     def begin_transaction(self) -> None:
         """Begin a transaction. Records that are sent from now on belong to it."""
@@ -532,9 +536,7 @@ class KafkaProducer:
         return self._usable_calls().manager.current().transaction
 
     def prepare_transaction(self) -> PreparedTransaction:
-        """Wait until every record is acknowledged, and leave the transaction open. The returned value ends it in any
-        process.
-        """
+        """Wait until every record is acknowledged. Leave the transaction open, for any process to end by the result."""
         return self._usable_calls().prepare(self.flush)
 
     def resume_transaction(self, prepared: PreparedTransaction) -> None:

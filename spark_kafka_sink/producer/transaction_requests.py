@@ -515,6 +515,17 @@ class TransactionQueue:
                 return FOREVER_MS
             return max(0, min((request.not_before_ms - now_ms for request in self._waiting), default=FOREVER_MS))
 
+    def use_coordinators(self, found: Mapping[tuple[int, str], Node]) -> None:
+        """Take over coordinators by (type, key) that are not known yet. Any thread."""
+        with self._lock:
+            for place, node in found.items():
+                self._note_coordinator(place, node)
+
+    def _note_coordinator(self, place: tuple[int, str], node: Node) -> None:
+        self._coordinators.setdefault(place, node)
+        if len(self._coordinators) > _MOST_COORDINATORS:
+            del self._coordinators[next(iter(self._coordinators))]
+
     def with_coordinator(self, request: TransactionRequest) -> tuple[TransactionRequest, Node | None]:
         """Return `request` and its node (None: any), or the request that finds this node first."""
         place = request.coordinator
@@ -525,9 +536,7 @@ class TransactionQueue:
         def found(body: Message) -> None:
             coordinator = coordinator_of(body, key)
             assert coordinator is not None
-            self._coordinators[place] = Node(coordinator.node_id, coordinator.host, coordinator.port)
-            if len(self._coordinators) > _MOST_COORDINATORS:
-                del self._coordinators[next(iter(self._coordinators))]
+            self._note_coordinator(place, Node(coordinator.node_id, coordinator.host, coordinator.port))
 
         lookup = find_coordinator(key_type, key, found, request.result)
         lookup.attempts, lookup.not_before_ms = request.attempts, request.not_before_ms

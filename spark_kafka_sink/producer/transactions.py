@@ -308,6 +308,7 @@ class TransactionManager:
         self.handle_completed_batch = self.identity.handle_completed_batch
         self.handle_split_batch = self.identity.handle_split_batch
         self.request_delay_ms = self._queue.delay_ms
+        self.use_coordinators = self._queue.use_coordinators
 
     def __repr__(self) -> str:
         return f"TransactionManager({self.transactional_id}, {self.machine.state.name}, {self.identity})"

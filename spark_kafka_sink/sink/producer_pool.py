@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from spark_kafka_sink.common.clock import Clock, SystemClock
-from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.producer.futures import RunCallback
@@ -65,7 +65,9 @@ class Producer(Protocol):
 
     # a producer with a transactional.id
 
-    def init_transactions(self, transactional_id: str | None = None) -> None: ...
+    def init_transactions(
+        self, transactional_id: str | None = None, coordinators: Mapping[tuple[int, str], Node] | None = None
+    ) -> None: ...
 
     def begin_transaction(self) -> None: ...
 

@@ -14,7 +14,7 @@ from typing import Any
 from support.fake_clock import FakeClock
 
 from spark_kafka_sink.common.clock import Clock
-from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
@@ -99,7 +99,9 @@ class ScriptedProducer:
     def connection_metrics(self) -> dict[tuple[str, str], dict[str, float]]:
         return {("node-1", "h1:9092"): {"ready": 1.0, "requests-in-flight": float(len(self.unreported))}}
 
-    def init_transactions(self, transactional_id: str | None = None) -> None:
+    def init_transactions(
+        self, transactional_id: str | None = None, coordinators: Mapping[tuple[int, str], Node] | None = None
+    ) -> None:
         raise AssertionError("this producer has no transactions")
 
     def begin_transaction(self) -> None:

@@ -22,7 +22,7 @@ from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.admin.topics import ABSENCE_LIMIT_MS, TopicCreation
 from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, TransactionDescription, TransactionState
 from spark_kafka_sink.common.clock import SystemClock
-from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
     AuthenticationError,
@@ -39,13 +39,15 @@ from spark_kafka_sink.common.texts import one_line
 from spark_kafka_sink.record.decoder import DecodedRecord
 from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.exactly_once.advice import lost_decisions, missing_topic
-from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, first_use_key
+from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, first_use_key, task_id
 from spark_kafka_sink.sink.exactly_once.protocol import USABLE_SHARE, ExactlyOnceDriver, PrefixRecords
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
 
 log = logging.getLogger(__name__)
 
+Coordinators = Mapping[tuple[int, str], Node]
+"""By kind (as in FindCoordinator) and name."""
 DECISION_PARTITIONS: Final = 16
 """More than one, so that a decision that is being written does not keep all other queries from reading theirs."""
 MOST_REPLICAS: Final = 3
@@ -67,6 +69,8 @@ _OWN_TRANSACTION_MS: Final = 60_000
 open.
 """
 _LEAST_OWN_MS: Final = 5_000
+_LOOKED_UP_TOGETHER: Final = 64
+"""Tasks. A request with their names takes 3 KB."""
 _MOST_APART_MS: Final = 1_000
 """Answers of several coordinators that are further apart are not taken for those of one moment."""
 _CHECKED: Final[WeakSet[ClusterClient]] = WeakSet()
@@ -365,6 +369,18 @@ def describe_in_process(
             is_slow = timer.timeout_ms - timer.remaining_ms > _MOST_APART_MS
             asked = asked[-1:] if is_slow and len(asked) > 1 else []
         return described
+
+
+def coordinators_in_process(config: SinkConfig, prefix: str, partition: int, name: str) -> Coordinators:
+    """Return the coordinators of a task's transactional id and of its group, both `name`. The first task of a worker
+    looks up those of all tasks around it: the worker runs many of them.
+
+    Raises the error of a refused login. Whatever else goes wrong is left to the request that needs the coordinator.
+    """
+    first = partition - partition % _LOOKED_UP_TOGETHER
+    others = (task_id(prefix, each, 0) for each in range(first, first + _LOOKED_UP_TOGETHER))
+    with process_client(config.producer) as client:
+        return client.coordinators(name, others, client.timer(config.producer.max_block_ms))
 
 
 @contextmanager

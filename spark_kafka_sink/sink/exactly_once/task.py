@@ -22,7 +22,7 @@ from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.fingerprint import MODULUS, fingerprint
 from spark_kafka_sink.sink.arrow_writer import write_all
 from spark_kafka_sink.sink.delivery import TaskDelivery, task_report
-from spark_kafka_sink.sink.exactly_once.cluster import describe_in_process
+from spark_kafka_sink.sink.exactly_once.cluster import Coordinators, coordinators_in_process, describe_in_process
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, TaskTransaction, task_id
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
@@ -30,6 +30,9 @@ from spark_kafka_sink.sink.running_query import QUERY_ID, refuse_task_in_query
 
 Describe = Callable[[Sequence[str]], Mapping[str, TransactionDescription | None]]
 """Asks for the states of transactional ids; None for one that its coordinator does not know."""
+
+Locate = Callable[[str, int, str], Coordinators]
+"""Finds coordinators of a prefix, a partition and a transactional id. The producer looks up those that are left out."""
 
 _NAMED_BY_EACH_TASK: Final = "spark-kafka-sink"
 """The transactional.id of every pooled transactional producer. It is never sent. All prefixes share it, so that they
@@ -41,6 +44,10 @@ _DEFAULT_LOCATION: Final = "spark.sql.streaming.checkpointLocation"
 """A setting of the session, which Spark hands to tasks as a local property. With it, the query's name is the folder of
 its checkpoint.
 """
+
+
+def _locate_nothing(_prefix: str, _partition: int, _name: str) -> Coordinators:
+    return {}
 
 
 class TaskIdentity(NamedTuple):
@@ -59,10 +66,13 @@ class ExactlyOnceTask:
     without rows begins no transaction. Raises IllegalStateError for a batch that the driver does not allow.
     """
 
-    def __init__(self, batch_start: BatchStart, identity: TaskIdentity, describe: Describe) -> None:
+    def __init__(
+        self, batch_start: BatchStart, identity: TaskIdentity, describe: Describe, locate: Locate = _locate_nothing
+    ) -> None:
         self._batch_start = batch_start
         self._identity = identity
         self._describe = describe
+        self._locate = locate
         self._is_written_already = batch_start.is_written_already(identity.batch_id, identity.query_id)
         self._skipped = 0
         self._fingerprint = 0
@@ -73,7 +83,8 @@ class ExactlyOnceTask:
     @classmethod
     def in_process(cls, config: SinkConfig, batch_start: BatchStart, identity: TaskIdentity) -> ExactlyOnceTask:
         """A task that asks by the client of this process."""
-        return cls(batch_start, identity, partial(describe_in_process, config))
+        locate = partial(coordinators_in_process, config)
+        return cls(batch_start, identity, partial(describe_in_process, config), locate)
 
     @property
     def outcome(self) -> TaskOutcome:
@@ -107,11 +118,11 @@ class ExactlyOnceTask:
 
     def begin(self, pool: ProducerPool, config: ProducerConfig) -> Producer:
         """Raises ProducerFencedError for a task that comes too late."""
-        name = self._free_name()
+        name, coordinators = self._free_name()
         self._has_begun = True
         producer = pool.borrow(replace(config, transactional_id=_NAMED_BY_EACH_TASK))
         try:
-            producer.init_transactions(name)
+            producer.init_transactions(name, coordinators)
             producer.begin_transaction()
         except BaseException:
             pool.discard(producer)
@@ -140,22 +151,24 @@ class ExactlyOnceTask:
             )
         self._written = self._marked
 
-    def _free_name(self) -> str:
-        """Return a transactional id without an open transaction, while the driver is current. To take an id aborts its
-        open transaction, which may be of the attempt that counts. Spark counts attempts from 0 in each run of a stage,
-        and tasks of one run go on during the next.
+    def _free_name(self) -> tuple[str, Coordinators]:
+        """Return a transactional id without an open transaction, and its coordinators, while the driver is current. To
+        take an id aborts its open transaction, which may be of the attempt that counts. Spark counts attempts from 0 in
+        each run of a stage, and tasks of one run go on during the next.
 
         One call asks for both ids, and their coordinators may answer in any order. If the driver is seen last, it has
         not decided on what the id may hold by then. If the id is seen last, nothing that is decided is open under it.
         """
         driver = self._batch_start.driver.transactional_id
         for attempt in itertools.count(self._identity.attempt):
-            name = task_id(self._batch_start.prefix, self._identity.partition, attempt)
+            prefix, partition = self._batch_start.prefix, self._identity.partition
+            name = task_id(prefix, partition, attempt)
+            coordinators = self._locate(prefix, partition, name)
             described = self._describe([name, driver])
             self._ensure_current(described[driver])
             if not self._is_taken(described[name]):
                 break
-        return name
+        return name, coordinators
 
     def _is_taken(self, found: TransactionDescription | None) -> bool:
         return found is not None and found.state is TransactionState.ONGOING

@@ -217,7 +217,7 @@ class ModelProducer:
     def batches_and_retries(self) -> tuple[int, int]:
         return 0, 0
 
-    def init_transactions(self, transactional_id: str | None = None) -> None:
+    def init_transactions(self, transactional_id: str | None = None, coordinators: object = None) -> None:
         given = init_producer_id(self.world, str(transactional_id), (-1, -1))
         self.open_ = OpenTransaction.of(str(transactional_id), given, self.world.version)
 

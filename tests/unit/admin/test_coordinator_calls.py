@@ -92,6 +92,41 @@ def test_group_and_transactional_id_of_one_name_are_two_keys(bench: Bench) -> No
     assert [lookup.request.key_type for lookup in bench.asked(ApiKey.FIND_COORDINATOR)] == [TRANSACTION, GROUP, GROUP]
 
 
+def located(bench: Bench, name: str, *others: str) -> dict[tuple[int, str], int]:
+    found = bench.coordinator.coordinators(name, others, bench.timer())
+    return {place: node.id for place, node in found.items()}
+
+
+def test_coordinators_of_many_names_are_looked_up_by_one_request_for_each_kind(bench: Bench) -> None:
+    bench.cluster.coordinators |= {"a": 1, "b": 2}
+    assert located(bench, "a", "b", "a") == {(TRANSACTION, "a"): 1, (GROUP, "a"): 1}
+    assert located(bench, "b", "c", "d") == {(TRANSACTION, "b"): 2, (GROUP, "b"): 2}
+    asked = [(each.request.key_type, each.request.coordinator_keys) for each in bench.asked(ApiKey.FIND_COORDINATOR)]
+    assert asked == [(TRANSACTION, ("a", "b")), (GROUP, ("a", "b"))]
+    begin(bench, ["a", "b"])
+    assert len(bench.asked(ApiKey.FIND_COORDINATOR)) == 2
+
+
+def test_coordinator_that_cannot_be_looked_up_is_left_to_the_call_that_needs_it(bench: Bench) -> None:
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(TransactionalIdAuthorizationError))
+    assert located(bench, "a", "b") == {(GROUP, "a"): 0}
+    assert begin(bench, ["a"])["a"].error is None
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.close_before(), times=2)
+    assert located(bench, "c") == {}
+    assert begin(bench, ["c"])["c"].error is None
+
+
+def test_old_broker_is_not_asked_for_many_names_twice() -> None:
+    bench = Bench()
+    bench.cluster.versions = KAFKA_2_1
+    assert located(bench, "a", "b") == {}
+    assert located(bench, "c", "d") == {}
+    assert bench.asked(ApiKey.FIND_COORDINATOR) == []
+    assert coordinators(bench) == {}
+    begin(bench, ["a"])
+    assert coordinators(bench) == {"a": 0}
+
+
 def test_old_broker_gets_one_lookup_for_each_key() -> None:
     bench = Bench()
     bench.cluster.versions = KAFKA_2_1

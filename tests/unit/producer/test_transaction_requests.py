@@ -502,6 +502,19 @@ def test_a_coordinator_is_forgotten_for_all_its_requests(queue: TransactionQueue
     queue.forget_coordinator(lookup())  # for any node, so no coordinator is forgotten
 
 
+def test_coordinators_of_another_client_need_no_lookup_and_replace_none(queue: TransactionQueue) -> None:
+    request, other = add(), requests.add_partitions(V1._replace(transactional_id="other"), [PLACE], done, RESULT)
+    assert request.coordinator is not None
+    assert other.coordinator is not None
+    queue.use_coordinators({request.coordinator: Node(1, "one", 1)})
+    assert queue.with_coordinator(request) == (request, Node(1, "one", 1))
+    queue.use_coordinators({request.coordinator: Node(2, "two", 2), other.coordinator: Node(2, "two", 2)})
+    assert queue.with_coordinator(request) == (request, Node(1, "one", 1))
+    assert queue.with_coordinator(other) == (other, Node(2, "two", 2))
+    queue.forget_coordinator(request)
+    assert queue.with_coordinator(request)[0] is not request
+
+
 def test_number_of_remembered_coordinators_is_limited(queue: TransactionQueue) -> None:
     made = [
         requests.add_partitions(V1._replace(transactional_id=f"id-{number}"), [PLACE], done, RESULT)

@@ -28,16 +28,18 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.protocol.metadata import GROUP, TRANSACTION
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 from spark_kafka_sink.sink.exactly_once.cluster import (
     KafkaDriverCluster,
     connect,
+    coordinators_in_process,
     describe_in_process,
     kept_client,
     process_driver,
 )
-from spark_kafka_sink.sink.exactly_once.messages import TaskOutcome, TaskTransaction
+from spark_kafka_sink.sink.exactly_once.messages import TaskOutcome, TaskTransaction, task_id
 from spark_kafka_sink.sink.options import SinkConfig
 
 CONFIG = SinkConfig.from_options(
@@ -135,6 +137,19 @@ def test_clients_of_unused_settings_are_closed(monkeypatch: pytest.MonkeyPatch) 
     clock.sleep_ms(600_000)
     ask("one")
     assert seen[4:] == ["three closed", "one made"]
+
+
+def test_worker_looks_up_the_coordinators_of_64_tasks_with_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = CoordinatorBench()
+    monkeypatch.setattr(cluster_module, "connect", lambda config: bench.coordinator)
+    for partition in (70, 64, 127):
+        name = task_id("P", partition, 0)
+        assert set(coordinators_in_process(CONFIG, "P", partition, name)) == {(TRANSACTION, name), (GROUP, name)}
+    assert len(coordinators_in_process(CONFIG, "P", 64, "P/64.1")) == 2  # a later attempt
+    first, second, *later = bench.asked(ApiKey.FIND_COORDINATOR)
+    around = {task_id("P", partition, 0) for partition in range(64, 128)}
+    assert set(first.request.coordinator_keys) == set(second.request.coordinator_keys) == around
+    assert [each.request.coordinator_keys for each in later] == [("P/64.1",), ("P/64.1",)]
 
 
 @pytest.mark.parametrize(

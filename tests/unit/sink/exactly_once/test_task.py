@@ -12,11 +12,12 @@ from pyspark import TaskContext
 from support.scripted_producer import ScriptedPool, ScriptedProducer, Sent
 
 from spark_kafka_sink.admin.transaction_values import TransactionDescription, TransactionState
-from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, ProducerFencedError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.producer.transactions import PreparedTransaction
+from spark_kafka_sink.protocol.metadata import TRANSACTION
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.fingerprint import fingerprint
 from spark_kafka_sink.sink.delivery import TaskDelivery
@@ -44,13 +45,17 @@ class NamedProducer(ScriptedProducer):
         super().__init__()
         assert config.transactional_id is not None
         self.names: list[str] = []
+        self.coordinators: Mapping[tuple[int, str], Node] | None = None
         self.begun = 0
         self.epoch = 0
         self.offsets: list[Mapping[TopicPartition, tuple[int, str | None]]] = []
 
-    def init_transactions(self, transactional_id: str | None = None) -> None:
+    def init_transactions(
+        self, transactional_id: str | None = None, coordinators: Mapping[tuple[int, str], Node] | None = None
+    ) -> None:
         assert transactional_id is not None
         self.names.append(transactional_id)
+        self.coordinators = coordinators
 
     def begin_transaction(self) -> None:
         self.begun += 1
@@ -82,12 +87,17 @@ class Bench:
         self.open: set[str] = set()
         self.calls: list[Sequence[str]] = []
         self.describe_driver: Callable[[], TransactionDescription | None] = lambda: self.found
-        self.transaction = ExactlyOnceTask(batch_start, task, self.describe)
+        self.located: list[tuple[str, int, str]] = []
+        self.transaction = ExactlyOnceTask(batch_start, task, self.describe, self.locate)
         self.delivery = TaskDelivery(CONFIG, pool, self.transaction)
 
     def describe(self, names: Sequence[str]) -> Mapping[str, TransactionDescription | None]:
         self.calls.append(names)
         return {name: self.describe_driver() if name == "P/driver" else self.describe_task(name) for name in names}
+
+    def locate(self, prefix: str, partition: int, name: str) -> Mapping[tuple[int, str], Node]:
+        self.located.append((prefix, partition, name))
+        return {(TRANSACTION, name): Node(partition, "h", 1)}
 
     def describe_task(self, name: str) -> TransactionDescription:
         state = TransactionState.ONGOING if name in self.open else TransactionState.COMPLETE_COMMIT
@@ -133,6 +143,8 @@ def test_attempt_takes_no_id_with_an_open_transaction() -> None:
     bench.open = {"P/3", "P/3.1"}
     bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
     assert bench.made[0].names == ["P/3.2"]
+    assert bench.located == [("P", 3, "P/3"), ("P", 3, "P/3.1"), ("P", 3, "P/3.2")]
+    assert bench.made[0].coordinators == {(TRANSACTION, "P/3.2"): Node(3, "h", 1)}
 
 
 def test_task_looks_at_its_driver_twice_and_at_its_own_id_once() -> None:
@@ -317,6 +329,7 @@ def test_foreach_batch_task_reports_the_drivers_batch() -> None:
 def test_rows_of_a_foreach_batch_task_go_into_its_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     monkeypatch.setattr(task_module, "describe_in_process", lambda config, names: bench.describe(names))
+    monkeypatch.setattr(task_module, "coordinators_in_process", lambda config, *task: bench.locate(*task))
     pool = ScriptedPool(bench.create)
     batch_start = BatchStart("P", OpenTransaction("P/driver", 1, 0, 2), TopicPartition("decisions", 0), 3)
     rows = pa.RecordBatch.from_pydict({"value": ["a", "b"]})
