@@ -6,14 +6,17 @@ reports.py, which no other process imports. Owned by the thread that runs the ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark import TaskContext
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.sink.running_query import QUERY_ID
+
+if TYPE_CHECKING:
+    from spark_kafka_sink.common.batch_report import BatchReport
 
 BATCH_ID: Final = "streaming.sql.batchId"
 _JOB_GROUP: Final = "spark.jobGroup.id"
@@ -53,6 +56,8 @@ class BatchRun:
     skipped_records: int | None = None
     """Rows of a batch that is skipped, because it was committed before; None if it is not skipped."""
     durations_ms: dict[str, int] = field(default_factory=dict)
+    on_end: Callable[[BatchReport], object] | None = None
+    """Gets the report besides those who asked for reports: with lineage.openlineage=true."""
     ended_ms: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -78,6 +78,8 @@ from spark_kafka_sink.sink.worker import report_folder, show_reports
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from spark_kafka_sink.sink.lineage import LineageRun
+
 log = logging.getLogger(__name__)
 
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
@@ -99,6 +101,8 @@ class TaskWritten(WriterCommitMessage):
     """The time of day at which the driver began the batch, by its own clock."""
     ids: QueryIds = NO_QUERY
     """The driver's part of a data source is not told them."""
+    lineage_run: str | None = None
+    """The id of the batch's run in its lineage, if it has one."""
 
 
 class KafkaSinkDataSource(DataSource):
@@ -129,6 +133,7 @@ class KafkaSinkDataSource(DataSource):
         config = self._checked(schema)
         writer = KafkaBatchWriter(config, config.transactional_id_prefix if config.is_exactly_once else None)
         writer.schema = schema if config.formats is not None else None
+        writer.lineage = self._lineage(config, schema, is_stream=False)
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KafkaStreamWriter:  # noqa: ARG002, N802 - Spark's
@@ -146,7 +151,18 @@ class KafkaSinkDataSource(DataSource):
         if config.formats is not None:
             writer.schema = schema
             writer.stream = given.get("checkpointlocation")
+        writer.lineage = self._lineage(config, schema, is_stream=True)
         return writer
+
+    def _lineage(self, config: SinkConfig, schema: StructType, *, is_stream: bool) -> LineageRun | None:
+        """Return the lineage of one batch; None if it is not wanted."""
+        if not config.sends_lineage:
+            return None
+        from spark_kafka_sink.sink.lineage import run_of_format
+
+        given = {key.lower(): value for key, value in self.options.items()}
+        location = given.get("checkpointlocation")
+        return run_of_format(config, schema, is_stream=is_stream, query_name=given.get(QUERY_NAME), location=location)
 
     def _checked(self, schema: StructType) -> SinkConfig:
         options = {key: value for key, value in self.options.items() if key.lower() not in _SPARKS_OWN}
@@ -182,6 +198,8 @@ class _Writer(ABC):
     """The checkpoint location of a stream: its batches have the formats of the first one that this process began."""
     query_name: str | None = None
     """The name of a stream, if it has one."""
+    lineage: LineageRun | None = None
+    """The lineage of the batch, if it is wanted."""
 
     def __init__(self, config: SinkConfig, prefix: str | None = None) -> None:
         """`prefix`: that of an exactly-once write, None for a batch write, which claims a name when it begins."""
@@ -192,12 +210,30 @@ class _Writer(ABC):
         self._claim: Claim | None = None
         self._batch_start: BatchStart | None = None
         self._began_ms = SystemClock().wall_ms()
+        self._has_lineage_begun = False
 
     def __getstate__(self) -> Mapping[str, Any]:
+        """Prepare the batch: Spark pickles only a writer whose tasks it is about to run, not one that commits. Spark
+        pickles it twice, and all this happens once. Raises KafkaError; Spark then starts no task.
+        """
+        lineage = self.lineage
+        if lineage is not None and not self._has_lineage_begun:
+            self._has_lineage_begun = True
+            lineage.remember()
+            lineage.begin(self._began_ms)
+        try:
+            self._prepare()
+        except Exception as error:
+            if lineage is not None:
+                run = BatchRun(self._config.is_exactly_once, self._began_ms)
+                run.ended_ms = SystemClock().wall_ms()
+                lineage.fail(run, error)
+            raise
+        return self.__dict__
+
+    def _prepare(self) -> None:
         """Look up the ids of schemas, start the server of limits, create a missing topic, and begin an exactly-once
-        batch: Spark pickles only a writer whose tasks it is about to run, not one that commits. Spark pickles it twice,
-        and all this happens once.
-        Raises KafkaError; Spark then starts no task.
+        batch. Raises KafkaError.
         """
         if self.schema is not None:
             self._config = with_column_formats(self._config, self.schema, stream=self.stream)
@@ -223,7 +259,6 @@ class _Writer(ABC):
                 raise
             if self.is_stream:
                 remember_start(self._batch_start)
-        return self.__dict__
 
     def _driver(self) -> AbstractContextManager[ExactlyOnceDriver]:
         assert self._prefix is not None
@@ -268,6 +303,9 @@ class _Writer(ABC):
         run = BatchRun(self._config.is_exactly_once, began_ms)
         ids = next((message.ids for message in written if message.ids.query_id is not None), NO_QUERY)
         run.ids = QueryIds(ids.query_id, ids.run_id, batch_id, self.query_name)
+        if self.lineage is not None:
+            begun = next((message.lineage_run for message in written if message.lineage_run is not None), None)
+            run.on_end = self.lineage.found_again(begun).end
         run.rows = (row for message in written for row in report_rows(message.columns))
         run.skipped_records = skipped_records(outcomes)
         if written:
@@ -276,9 +314,9 @@ class _Writer(ABC):
         return run
 
     def _hand_over(self, run: BatchRun, error: Exception | None, *, has_failed: bool) -> None:
-        """Hand the report to the log and the listeners, if they want it. Raises nothing."""
+        """Hand the report to the log, the listeners and the lineage, if they want it. Raises nothing."""
         folder = report_folder()
-        if folder is None and not self._config.logs_reports:
+        if folder is None and not self._config.logs_reports and run.on_end is None:
             return
         from spark_kafka_sink.sink import reports
 
@@ -286,6 +324,7 @@ class _Writer(ABC):
             lambda: reports.report_of(run, error, has_failed=has_failed),
             is_logged=self._config.logs_reports,
             folder=folder,
+            on_end=run.on_end,
         )
 
     def _commit_batch(self, messages: Sequence[WriterCommitMessage | None]) -> int | None:
@@ -365,7 +404,9 @@ class _Writer(ABC):
         else:
             self._write_rows(delivery, iterator)
         outcome = None if task is None else task.outcome
-        return TaskWritten(delivery.report, started_ms, clock.wall_ms(), outcome, self._began_ms, QueryIds.of_task())
+        lineage_run = None if self.lineage is None else self.lineage.run_id
+        ids = QueryIds.of_task()
+        return TaskWritten(delivery.report, started_ms, clock.wall_ms(), outcome, self._began_ms, ids, lineage_run)
 
     def _write_rows(self, delivery: TaskDelivery, rows: Iterator[Any]) -> None:
         from spark_kafka_sink.sink import row_interface  # only PySpark 4.0's tasks need it

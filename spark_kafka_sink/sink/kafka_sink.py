@@ -202,6 +202,7 @@ class KafkaSink:
         """Raises as `write`, and KafkaError if an exactly-once batch could not be committed."""
         watch = Stopwatch(SystemClock())
         run = BatchRun(self._config.is_exactly_once, watch.began_ms)
+        self._begin_lineage(df, run, batch_id)
         try:
             if self._config.is_exactly_once:
                 self._write_exactly_once(df, batch, run, watch)
@@ -214,10 +215,19 @@ class KafkaSink:
         self._hand_over(df, run, batch_id, None)
         return WriteReport.of(run.rows, run.duration)
 
+    def _begin_lineage(self, df: DataFrame, run: BatchRun, batch_id: int | None) -> None:
+        """Send the begin of the batch, and let its end be sent. Raises nothing."""
+        if not self._config.sends_lineage:
+            return
+        from spark_kafka_sink.sink.lineage import begin_write
+
+        lineage = begin_write(self._config, df, batch_id, run.began_ms)
+        run.on_end = None if lineage is None else lineage.end
+
     def _hand_over(self, df: DataFrame, run: BatchRun, batch_id: int | None, error: BaseException | None) -> None:
         """Hand the report to those who want it. Raises nothing but Ctrl-C."""
         is_logged = self._config.logs_reports
-        if not is_logged and self._on_report is None:
+        if not is_logged and self._on_report is None and run.on_end is None:
             return
         from spark_kafka_sink.sink.reports import hand_over, ids_of, report_of
 
@@ -225,7 +235,7 @@ class KafkaSink:
             run.ids = ids_of(df, batch_id)
             return report_of(run, error)
 
-        hand_over(make, is_logged=is_logged, on_report=self._on_report)
+        hand_over(make, is_logged=is_logged, on_report=self._on_report, on_end=run.on_end)
 
     def _write_at_least_once(self, df: DataFrame, run: BatchRun, watch: Stopwatch) -> None:
         """Raises as `write`."""
@@ -308,8 +318,13 @@ class KafkaSink:
             raise ConfigError(_NO_DRIVER)
         if self._config.requested_topic is not None:
             raise ConfigError(_NO_CREATION)
-        for given, name in ((self._on_report, "on_report"), (self._config.logs_reports or None, "report.log=true")):
-            if given is not None:
+        wanted = {
+            "on_report": self._on_report is not None,
+            "report.log=true": self._config.logs_reports,
+            "lineage.openlineage=true": self._config.sends_lineage,
+        }
+        for name, is_wanted in wanted.items():
+            if is_wanted:
                 raise ConfigError(_NO_REPORT.format(name))
         delivery = TaskDelivery(with_given_types(_with_limit_server(self._row_config)), process_pool())
         if delivery.config.column_formats is None:

@@ -53,6 +53,7 @@ TRANSACTION_TIMEOUT_MS: Final = 900_000
 OUTSIDE_OPTION: Final = "write.outside.queries"
 _OF_EXACTLY_ONCE: Final = ("transactional.id.prefix", "decision.topic", OUTSIDE_OPTION)
 REPORT_LOG_OPTION: Final = "report.log"
+LINEAGE_OPTION: Final = "lineage.openlineage"
 EARLY_OPTION: Final = "timestamp.allow.before.1980"
 TOLERANCE_OPTION: Final = "errors.tolerance"
 DEAD_LETTER_TOPIC_OPTION: Final = "errors.deadletterqueue.topic.name"
@@ -68,6 +69,7 @@ _OPTIONS: Final = (
     "metrics.port",
     "metrics.host",
     REPORT_LOG_OPTION,
+    LINEAGE_OPTION,
     EARLY_OPTION,
     TOLERANCE_OPTION,
     *_OF_DEAD_LETTERS,
@@ -160,6 +162,8 @@ class SinkConfig:
     metrics_host: str = METRICS_HOST
     logs_reports: bool = False
     """Whether each batch has its `BatchReport` in the log."""
+    sends_lineage: bool = False
+    """Whether each batch sends events of OpenLineage."""
     allows_early_timestamps: bool = False
     """Whether a number in the column `timestamp` may stand for a date before 1980."""
     dead_letter_topic: str | None = None
@@ -223,6 +227,7 @@ class SinkConfig:
             metrics_ports=_metrics_ports(by_key.get("metrics.port")),
             metrics_host=_metrics_host(by_key),
             logs_reports=_boolean(by_key, REPORT_LOG_OPTION),
+            sends_lineage=_sends_lineage(by_key),
             allows_early_timestamps=_boolean(by_key, EARLY_OPTION),
             dead_letter_topic=dead_letter_topic,
             most_dead_letters=_most_dead_letters(by_key),
@@ -425,6 +430,17 @@ def _boolean(by_key: Mapping[str, object], key: str) -> bool:
         return value is not None and boolean(value)
     except RefusalError:
         raise ConfigError(f"{key} must be true or false, not {value!r}.", setting=key) from None
+
+
+def _sends_lineage(by_key: Mapping[str, object]) -> bool:
+    if not _boolean(by_key, LINEAGE_OPTION):
+        return False
+    if importlib.util.find_spec("openlineage") is None:
+        raise ConfigError(
+            f"{LINEAGE_OPTION}=true needs the package openlineage-python: pip install 'spark-kafka-sink[openlineage]'.",
+            setting=LINEAGE_OPTION,
+        )
+    return True
 
 
 def _metrics_ports(value: object) -> range | None:

@@ -118,13 +118,20 @@ def ids_of(df: DataFrame, batch_id: int | None) -> QueryIds:
 
 
 def hand_over(
-    make: Callable[[], BatchReport], *, is_logged: bool, on_report: OnReport | None = None, folder: Path | None = None
+    make: Callable[[], BatchReport],
+    *,
+    is_logged: bool,
+    on_report: OnReport | None = None,
+    folder: Path | None = None,
+    on_end: OnReport | None = None,
 ) -> None:
-    """Make the report and hand it over: to the log, to the function, to each listener that waits at `folder`. Whatever
-    they raise is logged.
+    """Make the report and hand it over: to `on_end` of the run, to the log, to the function, to each listener that
+    waits at `folder`. Whatever they raise is logged.
     """
     try:
         report = make()
+        if on_end is not None:
+            on_end(report)
         if is_logged:
             json_log.info("%s", report.to_json())
         if folder is not None:

@@ -42,6 +42,7 @@ ONLY_ROOMS = {
     "cryptography": {"network"},
     "pyspark": {"sink"},
     "javaproperties": {"sink"},
+    "openlineage": {"sink"},
     "jgo": {"local"},
     "rich": {"local"},
 }
@@ -53,6 +54,8 @@ METRICS_SERVER = "spark_kafka_sink.sink.prometheus"
 LIMITS = "spark_kafka_sink.sink.limits."
 """Its connections are between tasks and the driver's machine, none to Kafka. `server` is a process of its own."""
 BESIDE_KAFKA = {("socket", METRICS_SERVER), ("socket", f"{LIMITS}conversation"), ("socket", f"{LIMITS}driver")}
+LINEAGE_SENDER = "spark_kafka_sink.sink.lineage_sender"
+"""Sends events of OpenLineage in its own thread, so that no batch waits for their receiver."""
 MOST_LINES_OF_A_CLASS = 400
 MOST_LINES_OF_A_FUNCTION = 60
 """Ruff limits the complexity (pyproject.toml)."""
@@ -190,7 +193,7 @@ def test_only_the_producer_starts_a_thread_but_for_slow_logins() -> None:
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in {"threading.Thread", "Thread", "ThreadPoolExecutor", "threading.Timer"}
         and room(dotted(path)) not in {ROOM_THAT_STARTS_THREADS, "local"}
-        and dotted(path) not in {BESIDE_THE_LOOP, METRICS_SERVER}
+        and dotted(path) not in {BESIDE_THE_LOOP, METRICS_SERVER, LINEAGE_SENDER}
     ]
     assert starters == []
 

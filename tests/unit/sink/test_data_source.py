@@ -9,6 +9,8 @@ import pickle
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -396,3 +398,70 @@ def test_the_registry_is_asked_once_when_tasks_begin_and_not_at_commit(monkeypat
         assert b"127.0.0.1:9/" not in pickle.dumps(received)
         source(**AVRO, **REGISTRY, **checkpoint).streamWriter(schema(value=STRUCT), False).commit([], number)
     assert asked == ["value"]
+
+
+# ---- lineage ---------------------------------------------------------------------------------------------------------
+
+LINEAGE = {"lineage.openlineage": "true", "checkpointLocation": "/c"}
+
+
+@pytest.fixture
+def lineage_events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """The events of the driver's processes, whose sender is another one each time."""
+    events: list[Any] = []
+    sender = SimpleNamespace(put=events.append, wait=lambda seconds: True)
+    monkeypatch.setattr("spark_kafka_sink.sink.lineage_sender.process_sender", lambda: sender)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    return events
+
+
+def outcomes(events: list[Any]) -> list[str | None]:
+    return [each.report and each.report.outcome for each in events]
+
+
+@pytest.mark.usefixtures("producer")
+def test_batch_of_a_stream_begins_and_ends_the_same_run(lineage_events: list[Any]) -> None:
+    planned = source(**LINEAGE).streamWriter(schema(value=TEXT), False)
+    pickle.dumps(planned)
+    received: KafkaStreamWriter = pickle.loads(pickle.dumps(planned))  # Spark pickles it twice
+    messages = [received.write(iter([batch(value=pa.array(["a", "b"]))])), received.write(iter([]))]
+    source(**LINEAGE).streamWriter(schema(value=TEXT), False).commit(messages, 7)
+    begin, end = lineage_events
+    assert outcomes(lineage_events) == [None, "complete"]
+    assert end.run == begin.run
+    assert (end.report.records, end.ids.batch_id) == (2, 7)
+    assert (begin.time_ms, end.run.is_stream) == (end.report.began_ms, True)
+
+
+@pytest.mark.usefixtures("producer")
+@pytest.mark.parametrize("has_finished_task", [False, True])
+def test_batch_that_is_aborted_ends_its_run_as_failed(lineage_events: list[Any], has_finished_task: bool) -> None:
+    received: KafkaStreamWriter = pickle.loads(pickle.dumps(source(**LINEAGE).streamWriter(schema(value=TEXT), False)))
+    written = received.write(iter([batch(value=pa.array(["a"]))]))
+    later = source(**LINEAGE).streamWriter(schema(value=TEXT), False)
+    later.abort([written if has_finished_task else None, None], 7)
+    assert outcomes(lineage_events) == [None, "failed"]
+    assert lineage_events[1].run == lineage_events[0].run
+
+
+def test_batch_that_cannot_begin_ends_its_run_as_failed(
+    lineage_events: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(config: object) -> None:
+        raise RecordTooLargeError("no topic")
+
+    monkeypatch.setattr(data_source, "create_missing_topic", refused)
+    given = LINEAGE | {"topic.create": "if-missing", "topic.partitions": "1"}
+    with pytest.raises(RecordTooLargeError):
+        pickle.dumps(source(**given).streamWriter(schema(value=TEXT), False))
+    assert outcomes(lineage_events) == [None, "failed"]
+    assert lineage_events[1].report.error.endswith(".RecordTooLargeError")
+
+
+@pytest.mark.usefixtures("producer")
+def test_batch_write_begins_and_ends_the_same_run(lineage_events: list[Any]) -> None:
+    given = {"lineage.openlineage": "true"}
+    received: KafkaBatchWriter = pickle.loads(pickle.dumps(source(**given).writer(schema(value=TEXT), False)))
+    received.commit([received.write(iter([batch(value=pa.array(["a"]))]))])
+    assert outcomes(lineage_events) == [None, "complete"]
+    assert (lineage_events[1].run, lineage_events[1].run.is_stream) == (lineage_events[0].run, False)

@@ -348,6 +348,42 @@ def test_each_write_is_reported_once_also_when_it_fails(options: dict[str, str])
 
 
 @pytest.mark.usefixtures("sessions")
+def test_lineage_has_the_begin_and_the_end_of_each_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Any] = []
+    sender = SimpleNamespace(put=events.append, wait=lambda seconds: pytest.fail("a write waits"))
+    monkeypatch.setattr("spark_kafka_sink.sink.lineage_sender.process_sender", lambda: sender)
+    sink = ExactlyOnceSink(OPTIONS | {"lineage.openlineage": "true"})
+    sink.write(FRAME)
+    sink.is_failing = True
+    with pytest.raises(ZeroDivisionError):
+        sink.write_batch(FRAME, 4)
+    assert [(each.report and each.report.outcome, each.run.is_stream, each.ids.batch_id) for each in events] == [
+        (None, False, None),
+        ("complete", False, None),
+        (None, True, 4),
+        ("failed", True, 4),
+    ]
+    assert events[1].report.records == 5
+    assert events[3].report.error == "builtins.ZeroDivisionError"
+    assert events[0].run is events[1].run
+    assert events[2].run is events[3].run
+    assert events[0].run.run_id != events[2].run.run_id
+    assert events[0].time_ms == events[1].report.began_ms
+
+
+@pytest.mark.usefixtures("sessions")
+def test_lineage_that_fails_does_not_fail_the_write(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_thread() -> Any:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("spark_kafka_sink.sink.lineage_sender.process_sender", no_thread)
+    assert ExactlyOnceSink(OPTIONS | {"lineage.openlineage": "true"}).write(FRAME).records == 5
+    assert "Lineage of a batch is missing; the batch itself does not change" in caplog.text
+
+
+@pytest.mark.usefixtures("sessions")
 def test_function_that_raises_does_not_fail_the_write(caplog: pytest.LogCaptureFixture) -> None:
     def raises(report: BatchReport) -> None:
         raise ZeroDivisionError("of the user")
@@ -361,6 +397,7 @@ def test_function_that_raises_does_not_fail_the_write(caplog: pytest.LogCaptureF
     [
         (OPTIONS, print, "on_report has no effect on foreach"),
         (OPTIONS | {"report.log": "true"}, None, "report.log=true"),
+        (OPTIONS | {"lineage.openlineage": "true"}, None, "lineage.openlineage=true has no effect on foreach"),
     ],
 )
 def test_rows_without_a_driver_have_no_report(options: dict[str, str], on_report: object, text: str) -> None:

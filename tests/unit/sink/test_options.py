@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib.util
 import pickle
+from collections.abc import Callable
 
 import pytest
 
@@ -304,3 +306,24 @@ def test_a_limit_without_time_for_one_record_in_a_transaction_is_refused() -> No
         parse(**given)
     assert parse(**{**given, "kafka.transaction.timeout.ms": "1000"}).is_limited
     assert parse(**{RECORDS: "1", "kafka.transaction.timeout.ms": "999"}).is_limited
+
+
+# ---- lineage ---------------------------------------------------------------------------------------------------------
+
+
+def test_lineage_is_off_unless_it_is_switched_on() -> None:
+    assert not parse().sends_lineage
+    assert not parse(**{"lineage.openlineage": "false"}).sends_lineage
+    assert parse(**{"lineage.openlineage": "TRUE"}).sends_lineage
+    with pytest.raises(ConfigError, match=r"^lineage\.openlineage must be true or false, not 'yes, please'\.$"):
+        parse(**{"lineage.openlineage": "yes, please"})
+
+
+def test_lineage_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    find: Callable[..., object] = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "openlineage" else find(name, *more)
+    )
+    assert not parse(**{"lineage.openlineage": "false"}).sends_lineage
+    with pytest.raises(ConfigError, match=r"pip install 'spark-kafka-sink\[openlineage\]'"):
+        parse(**{"lineage.openlineage": "true"})
