@@ -35,7 +35,7 @@ ELSEWHERE: Final = {
 NAVIGATION: Final[dict[str, tuple[str, ...]]] = {
     "Use": (
         "exactly-once.md", "serialization.md", "schema-registry.md", "dead-letters.md", "options.md", "security.md",
-        "monitoring.md", "reports.md", "lineage.md", "doctor.md", "troubleshooting.md",
+        "operating.md", "monitoring.md", "reports.md", "lineage.md", "doctor.md", "troubleshooting.md",
         "producer.md", "embedded-broker.md", "jobs.md", "migrating-from-spark-kafka.md",
         "migrating-from-confluent-kafka.md",
     ),

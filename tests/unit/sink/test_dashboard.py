@@ -1,4 +1,4 @@
-"""The dashboard for Grafana asks only for metrics and labels that the sink serves."""
+"""The dashboard for Grafana and the rules of docs/operating.md ask only for metrics and labels that the sink serves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from support.producer_harness import AT_ONCE, ProducerHarness
 
 from spark_kafka_sink.sink.prometheus import PoolCollector
 
-DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "grafana-dashboard.json"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+OPERATING = (DOCS / "operating.md").read_text()
+RULES = re.search(r"```yaml\n(.*?)```", OPERATING, re.DOTALL)
+DASHBOARD = DOCS / "grafana-dashboard.json"
 CONTENT: dict[str, Any] = json.loads(DASHBOARD.read_text())
 PANELS = [panel for panel in CONTENT["panels"] if panel["type"] != "row"]
 TARGETS = [(panel["title"], target) for panel in PANELS for target in panel["targets"]]
@@ -42,6 +45,24 @@ def test_query_asks_for_what_is_served(served: dict[str, set[str]], title: str, 
     assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= {*grouped}
     for name in names:  # of a counter, only its growth says something
         assert name.endswith("_total") is ("rate(" in target["expr"]) or name.endswith("bytes"), title
+
+
+def test_rules_ask_for_what_is_served(served: dict[str, set[str]]) -> None:
+    assert RULES is not None
+    rules = [rule.split("expr:")[1] for rule in RULES[1].split("- alert:")[1:]]
+    for rule in rules:
+        names = re.findall(r"kafka_\w+", rule)
+        assert names
+        assert set(names) <= served.keys()
+        grouped = re.findall(r"by \((\w+)\)", rule)
+        assert all({*grouped} <= served[name] for name in names)
+        assert all(name.endswith("_total") is ("rate(" in rule) for name in names)
+
+
+def test_page_names_metrics_that_are_served(served: dict[str, set[str]]) -> None:
+    names = set(re.findall(r"kafka_(?:producer|sink)_\w+", OPERATING))
+    assert names
+    assert names <= served.keys()
 
 
 def test_variables_are_those_that_the_queries_use() -> None:
