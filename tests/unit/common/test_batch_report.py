@@ -30,7 +30,15 @@ REPORT = BatchReport(
     dead_letter_partitions=(WrittenPartition("dead", 0, 3, 60, 2, 4),),
     dead_letter_kinds={"spark_kafka_sink.common.errors.SerializationError": 3},
     durations_ms={"plan": 10, "tasks": 1_000, "decide": 40, "commit": 450},
-    task_durations_ms={"read": 1, "encode": 2, "metadata": 3, "memory": 4, "acknowledge": 5, "producer": 6},
+    task_durations_ms={
+        "read": 1,
+        "encode": 2,
+        "metadata": 3,
+        "memory": 4,
+        "acknowledge": 5,
+        "producer": 6,
+        "limit": 7,
+    },
 )
 FAILED = BatchReport("failed", "at-least-once", 1, 2, error="builtins.ZeroDivisionError")
 
