@@ -2,7 +2,7 @@
 
     python benchmarks/dashboard.py --prometheus /usr/bin/prometheus --seconds 120
 
-An embedded cluster of two nodes, a Spark stream into two topics and the dead letters, and a Prometheus server that
+An embedded cluster of three nodes, a Spark stream into two topics and the dead letters, and a Prometheus server that
 reads the workers' metrics. One node is suspended for some seconds in the middle. The panels are drawn by matplotlib
 into docs/grafana-dashboard.png: this is no picture of Grafana itself.
 """
@@ -132,7 +132,7 @@ def main() -> None:
     given = parser.parse_args()
     dashboard = json.loads(DASHBOARD.read_text())
     panels = [panel for panel in dashboard["panels"] if panel["type"] == "timeseries"]
-    with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(2) as kafka, prometheus(given.prometheus, Path(folder)):
+    with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(3) as kafka, prometheus(given.prometheus, Path(folder)):
         for topic in ("orders", "payments", "dead"):
             kafka.create_topic(topic, 4, 1)
         began_s = time.time()
