@@ -211,7 +211,7 @@ PROBLEMS: Final[dict[str, Problem]] = {
     ),
     "client-certificate-refused": Problem(
         _FAULT,
-        "The broker wants a client certificate, and there is none, or it trusts another authority.",
+        "The broker asks for a client certificate. None is set, or the broker does not trust its authority.",
         "Set kafka.ssl.keystore.location (PEM or PKCS12) to a certificate and key of an authority in the broker's"
         " truststore.",
     ),
@@ -361,7 +361,7 @@ PROBLEMS: Final[dict[str, Problem]] = {
     ),
     "transaction-timeout-too-long": Problem(
         _FAULT,
-        "transaction.timeout.ms is longer than the brokers' transaction.max.timeout.ms.",
+        "The brokers allow a shorter transaction.timeout.ms only (transaction.max.timeout.ms).",
         "Lower kafka.transaction.timeout.ms (it is {wanted}), or raise transaction.max.timeout.ms of all brokers. A"
         " restart must come within this time.",
     ),

@@ -1,4 +1,4 @@
-"""The facts of which events of OpenLineage are made: plain values, without Spark's objects and without OpenLineage's.
+"""The facts in an event of OpenLineage, as plain values without objects of Spark or OpenLineage.
 
 Below the modules that find the facts (lineage.py), make events of them (lineage_events.py) and send these
 (lineage_sender.py). Nothing here is a secret, so an event cannot have one.
