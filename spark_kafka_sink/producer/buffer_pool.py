@@ -155,14 +155,13 @@ class SharedAllocation:
     fault. A holder is added only while there is another one, which the same thread releases.
     """
 
-    __slots__ = ("_give_back", "_holders")
+    __slots__ = ("_give_back", "_holders", "hold")
 
     def __init__(self, give_back: Callable[[], None], holder: object) -> None:
         self._give_back = give_back
         self._holders = {holder}
-
-    def hold(self, holder: object) -> None:
-        self._holders.add(holder)
+        self.hold: Callable[[object], None] = self._holders.add
+        """Add a holder. Called for each run of a block, so it is the method of the set."""
 
     def release(self, holder: object) -> None:
         """Release the share of `holder`, if it has one."""

@@ -244,14 +244,15 @@ class RunThunk:
         self.first = first
         self._result = result
 
-    def ends_at(self, index: int) -> bool:
-        """Return whether record number `index` of the batch is the next one."""
-        return self.first + self.record_count == index
-
-    def extend(self, record_count: int, serialized_size: int) -> None:
-        """Add the next rows of the batch to the run."""
+    def extend(self, callback: RunCallback, first: int, record_count: int, serialized_size: int) -> bool:
+        """Add rows from record number `first` of the batch on, if they are the next ones and have the same callback.
+        Return whether they were added.
+        """
+        if self.callback is not callback or self.first + self.record_count != first:
+            return False
         self.record_count += record_count
         self.serialized_size += serialized_size
+        return True
 
     def fire(self, harmless: Harmless = BaseException) -> None:
         """Call the callback once, or once for each stretch of rows with the same outcome (KIP-467).

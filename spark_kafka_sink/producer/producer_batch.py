@@ -61,6 +61,16 @@ class RowRun:
 class ProducerBatch:
     """A batch of `batch_size` bytes of records before compression, or of one larger record."""
 
+    # A topic of hundreds of partitions makes many batches of few runs: attributes in slots are cheaper.
+    __slots__ = (
+        "_allocations", "_batch_size", "_chunks", "_empty_places", "_open_row_run", "_own", "_row_runs", "_sealed",
+        "_sealed_stale", "_unfilled", "attempts", "base_sequence", "base_timestamp_ms", "created_ms", "drained_ms",
+        "is_done", "is_in_flight", "is_open", "is_transactional", "largest_record", "last_attempt_ms", "last_error",
+        "leader_epoch", "leader_epoch_at_last_attempt", "max_timestamp_ms", "may_be_in_log", "ordinal",
+        "producer_epoch", "producer_id", "record_count", "result", "retry_at_ms", "sequence_has_been_reset", "size",
+        "split_parts", "thunks", "topic_partition", "was_sent_in_larger",
+    )  # fmt: skip
+
     def __init__(
         self, topic_partition: TopicPartition, base_timestamp_ms: int, batch_size: int, created_ms: int
     ) -> None:
@@ -195,21 +205,20 @@ class ProducerBatch:
         lines: a batch that waits for bytes must hold the allocation by which `lacks_bytes_of` finds it.
         """
         self._open_row_run = None
-        place = len(self._chunks)
+        chunks, first = self._chunks, self.record_count
+        place = len(chunks)
         self._allocations.append(allocation)
         allocation.hold(self)
         self._empty_places += 1
-        self._chunks.append(None)
+        chunks.append(None)
         if on_completion is not None:
             last = self.thunks[-1] if self.thunks else None
-            if isinstance(last, RunThunk) and last.ends_at(self.record_count) and last.callback is on_completion:
-                last.extend(record_count, size)
-            else:
+            if not (isinstance(last, RunThunk) and last.extend(on_completion, first, record_count, size)):
                 last = RunThunk(on_completion, record_count, size)
-                last.bind(self.result, self.record_count)
+                last.bind(self.result, first)
                 self.thunks.append(last)
             self._unfilled[place] = last
-        self.record_count += record_count
+        self.record_count = first + record_count
         self.size += size
         return place
 
@@ -218,11 +227,14 @@ class ProducerBatch:
     ) -> None:
         """Put the bytes of the run into its place. `size` and the size for its callback become exact."""
         self._chunks[place] = chunk
-        self.size += len(chunk) - reserved_size
+        change = len(chunk) - reserved_size
+        self.size += change
         if (thunk := self._unfilled.pop(place, None)) is not None:
-            thunk.serialized_size += len(chunk) - reserved_size
-        self.largest_record = max(self.largest_record, largest_record)
-        self.max_timestamp_ms = max(self.max_timestamp_ms, max_timestamp_ms)
+            thunk.serialized_size += change
+        if largest_record > self.largest_record:
+            self.largest_record = largest_record
+        if max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = max_timestamp_ms
         self._empty_places -= 1
 
     def close_for_appends(self) -> None:

@@ -342,20 +342,27 @@ class RecordAccumulator:
             raise ProducerClosedError("The producer was closed while records were being sent.")
         runs: RunTable[int] = array("q")
         places: list[tuple[ProducerBatch, int, int]] = []
-        for partition, start, end in groups:
-            queue = self._queues[TopicPartition(topic, partition)]
+        known, ends = self._queues.get, block.ends
+        for partition, start, end in groups:  # for every partition of every block: avoid calls
+            queue = known((topic, partition)) or self._queues[TopicPartition(topic, partition)]  # type: ignore[call-overload]
             while start < end:
-                batch, stop, size = queue.open_batch, end, block.size(start, end)
+                batch = queue.batches[-1] if queue.batches else None
+                stop, size = end, ends[end] - ends[start]
                 if batch is None or size > batch.room:
-                    stop = start if batch is None else block.last_fitting(start, end, batch.room)
-                    if batch is None or stop == start:
-                        batch = self._open_new_batch(queue, block.timestamp_ms(start), now_ms)
-                        stop = max(start + 1, block.last_fitting(start, end, batch.room))
-                    size = block.size(start, stop)
+                    batch, stop = self._fit(queue, block, start, end, now_ms)
+                    size = ends[stop] - ends[start]
                 runs.extend((start, stop, batch.record_count, batch.base_timestamp_ms))
                 places.append((batch, batch.reserve_run(stop - start, size, allocation, on_completion), size))
                 start = stop
         return runs, places
+
+    def _fit(self, queue: PartitionQueue, block: Block, start: int, end: int, now_ms: int) -> tuple[ProducerBatch, int]:
+        """Return the batch for row `start`, and the end of the rows that fit into it, at most `end`."""
+        batch = queue.open_batch
+        if batch is not None and (stop := block.last_fitting(start, end, batch.room)) > start:
+            return batch, stop
+        batch = self._open_new_batch(queue, block.timestamp_ms(start), now_ms)
+        return batch, max(start + 1, block.last_fitting(start, end, batch.room))
 
     def _fill_runs(self, block: Block, runs: RunTable[int], places: list[tuple[ProducerBatch, int, int]]) -> None:
         chunks, latest = block.encode(runs)

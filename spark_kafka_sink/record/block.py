@@ -48,7 +48,7 @@ class Block:
     `send`, so that both refuse the same records. Raises SerializationError if the rows may take more than 2 GiB.
     """
 
-    __slots__ = ("_columns", "_ends", "_groups", "_now_ms", "_order", "_times", "largest_record", "partitions")
+    __slots__ = ("_columns", "_groups", "_now_ms", "_order", "_times", "ends", "largest_record", "partitions")
 
     partitions: list[int]
     """The partitions that have rows, ascending."""
@@ -86,7 +86,8 @@ class Block:
                 f"{rows} records may take more than {MAX_COLUMN_BYTES} bytes together; hand over fewer rows at a time."
             )
         self._times = times
-        self._ends = ends.data
+        self.ends: memoryview = ends.data
+        """Entry i: the bytes of all rows before row i, as `size` counts them. One entry more than rows."""
 
     @property
     def groups(self) -> Iterator[tuple[int, int, int]]:
@@ -96,16 +97,16 @@ class Block:
 
     @property
     def num_rows(self) -> int:
-        return len(self._ends) - 1
+        return len(self.ends) - 1
 
     def size(self, start: int, end: int) -> int:
         """Return the most bytes of rows start..end-1 as records, without the header of the batch."""
-        ends = self._ends
+        ends = self.ends
         return ends[end] - ends[start]
 
     def last_fitting(self, start: int, end: int, room: int) -> int:
         """Return the greatest row e in start..end with size(start, e) <= room, or start if no record fits."""
-        return max(start, bisect_right(self._ends, self._ends[start] + room, start, end + 1) - 1)
+        return max(start, bisect_right(self.ends, self.ends[start] + room, start, end + 1) - 1)
 
     def timestamp_ms(self, row: int) -> int:
         return self._now_ms if self._times is None else int(self._times[row])

@@ -26,9 +26,9 @@ from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
 
 INTERRUPTIBLE = {
-    *("RecordAccumulator._reserve_runs", "RecordAccumulator._fill_runs", "ProducerBatch.reserve_run"),
-    *("ProducerBatch.fill_run", "RecordAccumulator._open_new_batch", "PartitionQueues.__missing__"),
-    *("ProducerBatch.append_row", "FutureRecordMetadata.bind"),
+    *("RecordAccumulator._reserve_runs", "RecordAccumulator._fit", "RecordAccumulator._fill_runs"),
+    *("ProducerBatch.reserve_run", "ProducerBatch.fill_run", "PartitionQueues.__missing__"),
+    *("RecordAccumulator._open_new_batch", "ProducerBatch.append_row", "FutureRecordMetadata.bind"),
 }
 """Functions of the producer in which the interrupt comes."""
 VALUES = [b"%02d" % index + bytes(60) for index in range(9)]
