@@ -88,7 +88,8 @@ def _addresses_of_driver() -> tuple[str, str]:
 
     context = SparkContext._active_spark_context
     if context is None:  # Spark Connect
-        return own_address(), own_address()
+        host = os.environ.get("SPARK_LOCAL_IP") or own_address()
+        return host, host
     if str(context.master).startswith("local"):
         return _LOOPBACK, _LOOPBACK
     conf = context.getConf()

@@ -27,8 +27,31 @@ CONNECT_OF_3_5 = "org.apache.spark:spark-connect_2.12:3.5.7"
 Submit = Callable[..., Told]
 
 
+LIMITED = ("limitedWrite", "limitedFormat")
+
+
+@pytest.fixture
+def limited(kafka_broker: Admin, topic: str) -> list[str]:
+    """The interfaces with a limit, each with its own topic."""
+    names = without_format(*LIMITED)
+    for name in names:
+        kafka_broker.create_topic(f"{topic}-{name}", partitions=2)
+    return names
+
+
+def assert_limit_held(broker: Admin, topic: str, reported: Told) -> None:
+    """300 rows of three tasks take three seconds at 100 a second; the first quarter of a second goes at once."""
+    names = [name for name in reported.done if name in LIMITED]
+    assert names
+    for name in names:
+        records = read_topic(broker.bootstrap_servers, f"{topic}-{name}", 2)
+        assert sorted(int(record.value() or b"-1") for record in records) == [*range(300)]
+        times = [record.timestamp()[1] for record in records]
+        assert 2_500 <= max(times) - min(times) < 6_000, name
+
+
 def assert_each_wrote_every_row(broker: Admin, topic: str, reported: Told) -> None:
-    written = [name for name in reported.done if name not in ("places", "register")]
+    written = [name for name in reported.done if name not in ("places", "register", *LIMITED)]
     records = Counter((record.key(), record.value()) for record in read_topic(broker.bootstrap_servers, topic))
     assert records == {(b"%d" % number, b"%d" % number): len(written) for number in range(300)}
     assert written
@@ -40,7 +63,7 @@ def test_every_interface_writes_on_one_machine(submit: Submit, kafka_broker: Adm
 
 
 def test_every_interface_writes_with_executors_in_separate_processes(
-    submit: Submit, own_spark_home: Path, kafka_broker: Admin, topic: str
+    submit: Submit, own_spark_home: Path, kafka_broker: Admin, topic: str, limited: list[str]
 ) -> None:
     reported = submit(
         "local-cluster[2,1,800]",
@@ -48,22 +71,30 @@ def test_every_interface_writes_with_executors_in_separate_processes(
             kafka_broker.bootstrap_servers,
             topic,
             *without_format("places", "write", "foreachPartition", "format", "stream"),
+            *limited,
         ],
         variables={"PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(own_spark_home)},
     )
     assert_each_wrote_every_row(kafka_broker, topic, reported)
     assert {Path(place["folder"]).parent.parent for place in reported.places} == {own_spark_home / "work"}
+    assert_limit_held(kafka_broker, topic, reported)
 
 
 def test_packed_environment_runs_on_a_standalone_cluster(
-    submit: Submit, standalone: str, packed_environment: Path, kafka_broker: Admin, topic: str, tmp_path: Path
+    submit: Submit,
+    standalone: str,
+    packed_environment: Path,
+    kafka_broker: Admin,
+    topic: str,
+    limited: list[str],
+    tmp_path: Path,
 ) -> None:
     """The driver unpacks it too: the format's planning runs on the driver, in the executors' Python."""
     (tmp_path / "environment").mkdir()
     shutil.unpack_archive(packed_environment, tmp_path / "environment", filter="fully_trusted")
     reported = submit(
         standalone,
-        [kafka_broker.bootstrap_servers, topic, *without_format("places", "write", "format", "stream")],
+        [kafka_broker.bootstrap_servers, topic, *without_format("places", "write", "format", "stream"), *limited],
         ["--archives", f"{packed_environment}#environment"],
         {"PYSPARK_PYTHON": "./environment/bin/python"},
     )
@@ -72,6 +103,7 @@ def test_packed_environment_runs_on_a_standalone_cluster(
     for place in reported.places:
         assert "/app-" in place["folder"]
         assert place["package"].startswith(f"{place['folder']}/environment/")
+    assert_limit_held(kafka_broker, topic, reported)
 
 
 def test_zipped_package_runs_on_a_standalone_cluster(
@@ -138,13 +170,16 @@ def test_format_must_be_registered_outside_sparks_search_path(
     assert_each_wrote_every_row(kafka_broker, topic, reported)
 
 
-def test_every_interface_writes_on_spark_connect(kafka_broker: Admin, topic: str, tmp_path: Path) -> None:
+def test_every_interface_writes_on_spark_connect(
+    kafka_broker: Admin, topic: str, limited: list[str], tmp_path: Path
+) -> None:
     interfaces = without_format("write", "foreachPartition", "format", "foreach", "foreachBatch", "stream")
     variables = environment(SPARK_REMOTE="local[2]", PYSPARK_PYTHON=sys.executable)
     if RELEASE < (4, 0):
         interfaces.remove("foreachPartition")  # Spark Connect 3.5 does not have it
         ((_, jar),) = resolve_jars([CONNECT_OF_3_5], with_dependencies=False, folder=tmp_path / "jars")
         variables["PYSPARK_SUBMIT_ARGS"] = f"--jars {jar} pyspark-shell"
-    arguments = [kafka_broker.bootstrap_servers, topic, *interfaces]
+    arguments = [kafka_broker.bootstrap_servers, topic, *interfaces, *limited]
     reported = run([sys.executable, WRITE_JOB, *arguments], tmp_path, variables)
     assert_each_wrote_every_row(kafka_broker, topic, reported)
+    assert_limit_held(kafka_broker, topic, reported)

@@ -1,6 +1,6 @@
 """Write 300 rows to a topic by each requested interface, and print a line of JSON for each. This is a user's job, which
 the tests of this folder run; it does not know where it runs. "places" prints where the tasks ran, "register" registers
-the format.
+the format. "limitedWrite" and "limitedFormat" write 100 rows a second to a topic of their own, TOPIC-limitedWrite.
 
 write_job.py SERVERS TOPIC INTERFACE ...
 """
@@ -69,6 +69,10 @@ def register(spark: SparkSession) -> None:
 
 def interfaces(spark: SparkSession, frame: DataFrame, options: dict[str, str]) -> dict[str, Callable[[], object]]:
     sink = KafkaSink(options)
+
+    def limited(name: str) -> dict[str, str]:
+        return {**options, "topic": f"{options['topic']}-{name}", "write.max.records.per.second": "100"}
+
     return {
         "register": lambda: register(spark),
         "places": lambda: print(json.dumps({"places": places(frame)}), flush=True),
@@ -78,6 +82,10 @@ def interfaces(spark: SparkSession, frame: DataFrame, options: dict[str, str]) -
         "foreach": lambda: run(stream_of(spark, frame).writeStream.foreach(sink)),
         "foreachBatch": lambda: run(stream_of(spark, frame).writeStream.foreachBatch(sink.write_batch)),  # type: ignore[arg-type]
         "stream": lambda: run(stream_of(spark, frame).writeStream.format("kafka_sink").options(**options)),
+        "limitedWrite": lambda: KafkaSink(limited("limitedWrite")).write(frame),
+        "limitedFormat": lambda: (
+            frame.write.format("kafka_sink").options(**limited("limitedFormat")).mode("append").save()
+        ),
     }
 
 

@@ -51,32 +51,62 @@ def foreach_partition(frame: DataFrame, options: dict[str, str], folder: Path) -
     frame.foreachPartition(KafkaSink(options).write_partition)
 
 
-def times_of(spark: SparkSession, kafka: Admin, topic: str, write: Write, rows: int, folder: Path) -> list[int]:
-    """Write `rows` rows by two tasks, and return the times of their records, in ms."""
-    frame = spark.range(rows).selectExpr("CAST(id AS STRING) AS value").repartition(2)
-    options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": topic}
-    write(frame, {**options, "write.max.records.per.second": str(RATE)}, folder)
+def rows_of(spark: SparkSession, rows: int) -> DataFrame:
+    """Rows for two tasks. Their values have 100 bytes, so that all records are of about one size."""
+    return spark.range(rows).selectExpr("format_string('%0100d', id) AS value").repartition(2)
+
+
+def options_of(kafka: Admin, topic: str, **limit: int) -> dict[str, str]:
+    (what, most), *_ = limit.items()
+    servers = {"kafka.bootstrap.servers": kafka.bootstrap_servers}
+    return {**servers, "topic": topic, f"write.max.{what}.per.second": str(most)}
+
+
+def times_of(kafka: Admin, topic: str, rows: int) -> list[int]:
+    """Return the times of the records in ms, ascending. Each row must be there once."""
     await_markers(kafka.bootstrap_servers)
     records = read_topic(kafka.bootstrap_servers, topic, 2)
     assert sorted(int(record.value() or b"-1") for record in records) == [*range(rows)]
     return sorted(record.timestamp()[1] for record in records)
 
 
+def records_of_windows(times: list[int]) -> list[int]:
+    """Return the number of records in each window of ten seconds that begins with a record and is over before the last
+    one.
+    """
+    full = [begin for begin in times if begin + WINDOW_MS <= times[-1]]
+    assert len(full) > RATE // 2
+    return [bisect_left(times, begin + WINDOW_MS) - bisect_left(times, begin) for begin in full]
+
+
 @pytest.mark.parametrize("write", [foreach_batch, pytest.param(format_of_a_stream, marks=FORMAT.needed)])
-def test_any_ten_seconds_have_the_limit_within_five_percent(
+def test_any_ten_seconds_have_the_limit_of_records_within_five_percent(
     spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str], tmp_path: Path, write: Write
 ) -> None:
-    times = times_of(spark, kafka_broker, new_topic(partitions=2), write, ROWS, tmp_path)
-    full = [begin for begin in times if begin + WINDOW_MS <= times[-1]]
-    windows = [bisect_left(times, begin + WINDOW_MS) - bisect_left(times, begin) for begin in full]
-    assert len(windows) > RATE // 2
+    topic = new_topic(partitions=2)
+    write(rows_of(spark, ROWS), options_of(kafka_broker, topic, records=RATE), tmp_path)
+    windows = records_of_windows(times_of(kafka_broker, topic, ROWS))
     assert min(windows) >= 0.95 * RATE * 10
     assert max(windows) <= 1.05 * RATE * 10
+
+
+def test_any_ten_seconds_have_the_limit_of_bytes_within_five_percent(
+    spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str]
+) -> None:
+    topic, limit = new_topic(partitions=2), 110 * RATE
+    report = KafkaSink(options_of(kafka_broker, topic, bytes=limit)).write(rows_of(spark, ROWS))
+    windows = records_of_windows(times_of(kafka_broker, topic, ROWS))
+    size = report.bytes / report.records
+    assert 100 < size < 120
+    assert min(windows) * size >= 0.95 * limit * 10
+    assert max(windows) * size <= 1.05 * limit * 10
 
 
 @pytest.mark.parametrize("write", [foreach, foreach_partition])
 def test_rows_one_by_one_keep_the_limit_too(
     spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str], tmp_path: Path, write: Write
 ) -> None:
-    times = times_of(spark, kafka_broker, new_topic(partitions=2), write, 2 * RATE, tmp_path)
+    topic, rows = new_topic(partitions=2), 2 * RATE
+    write(rows_of(spark, rows), options_of(kafka_broker, topic, records=RATE), tmp_path)
+    times = times_of(kafka_broker, topic, rows)
     assert times[-1] - times[0] >= 2_000 - 250 - 2 * 100

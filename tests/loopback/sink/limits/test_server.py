@@ -221,6 +221,15 @@ def test_copies_of_a_sink_ask_one_server_of_its_process() -> None:
     assert process.poll() is not None
 
 
+def test_without_a_driver_of_spark_the_server_is_at_the_address_that_spark_local_ip_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on Spark Connect, whose client has no SparkContext."""
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.7")
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    assert driver._addresses_of_driver() == ("127.0.0.7", "127.0.0.7")
+
+
 def test_the_server_of_a_driver_ends_with_it_without_a_warning() -> None:
     script = (
         f"import pickle; from spark_kafka_sink import KafkaSink; pickle.dumps(KafkaSink({OPTIONS}));"
