@@ -62,6 +62,8 @@ SINK_OPTIONS = (
     "metrics.host",
     "report.log",
     "lineage.openlineage",
+    "telemetry.opentelemetry",
+    "telemetry.headers.traceparent",
     "write.max.records.per.second",
     "write.max.bytes.per.second",
     "timestamp.allow.before.1980",

@@ -35,8 +35,8 @@ ELSEWHERE: Final = {
 NAVIGATION: Final[dict[str, tuple[str, ...]]] = {
     "Use": (
         "exactly-once.md", "serialization.md", "schema-registry.md", "dead-letters.md", "options.md", "security.md",
-        "operating.md", "monitoring.md", "reports.md", "lineage.md", "doctor.md", "troubleshooting.md",
-        "producer.md", "embedded-broker.md", "jobs.md", "migrating-from-spark-kafka.md",
+        "operating.md", "monitoring.md", "reports.md", "lineage.md", "opentelemetry.md", "doctor.md",
+        "troubleshooting.md", "producer.md", "embedded-broker.md", "jobs.md", "migrating-from-spark-kafka.md",
         "migrating-from-confluent-kafka.md",
     ),
     "Platforms": (

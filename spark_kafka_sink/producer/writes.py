@@ -81,6 +81,10 @@ class RowCounts:
         if self._first_error is None:
             self._first_error = error
 
+    @property
+    def first_error(self) -> Exception | None:
+        return self._first_error
+
     def check(self) -> None:
         """Raise the first error, if there was one."""
         if self._first_error is not None:

@@ -26,7 +26,13 @@ from spark_kafka_sink.record.arrow import (
     int_values,
     without,
 )
-from spark_kafka_sink.record.headers import Header, decoded_chunks, headers_from_rows, normalise_headers
+from spark_kafka_sink.record.headers import (
+    Header,
+    decoded_chunks,
+    headers_from_rows,
+    normalise_headers,
+    with_missing_header,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +86,16 @@ class RecordColumns:
         """Return the rows at `order` (a numpy or Arrow array of integers), in that order. One copy of each column."""
         indices = order if isinstance(order, pa.Array) else index_array(order.astype(np.int64, copy=False))
         return self._map(lambda column: column.take(indices))
+
+    def with_header(self, header: Header) -> RecordColumns:
+        """Return the rows with this header at the end of those that have none of its name. Its value is not None. No
+        copy of the other columns. Raises SerializationError above 2 GiB.
+        """
+        name, value = header
+        assert value is not None
+        changed = self._map(lambda column: column)
+        changed._set("headers", with_missing_header(self.headers, name, value, self.num_rows))
+        return changed
 
     def _map(self, change: Callable[[pa.Array], pa.Array]) -> RecordColumns:
         changed = object.__new__(RecordColumns)  # without the checks, which these columns have passed

@@ -16,11 +16,14 @@ import pyarrow.types as pat
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
 from spark_kafka_sink.record.arrow import (
     BINARY,
+    MAX_COLUMN_BYTES,
     BoolArray,
     Int64Array,
     as_binary,
     binary_array,
+    binary_from_numpy,
     binary_scalar,
+    bool_values,
     byte_lengths,
     data_bytes,
     index_array,
@@ -166,11 +169,45 @@ def with_header(headers: pa.Array | None, name: str, value: bytes, records: pa.A
     `headers`: any layout that `normalise_headers` takes, None for no headers; of the length of `records`. Raises as
     `normalise_headers`.
     """
-    rows = len(records)
-    given = pa.nulls(rows, HEADERS) if headers is None else headers
-    given = normalise_headers(given)
     nulls = null_mask(records)
-    added = np.ones(rows, np.int64) if nulls is None else (~nulls).astype(np.int64)
+    if headers is None and nulls is None:
+        return _same_header(name, value, len(records))
+    given = normalise_headers(pa.nulls(len(records), HEADERS) if headers is None else headers)
+    return _with_header(given, name, value, np.ones(len(records), np.bool_) if nulls is None else ~nulls)
+
+
+def with_missing_header(headers: pa.Array | None, name: str, value: bytes, rows: int) -> pa.Array:
+    """Return `headers`, from normalise_headers, with one more at the end of each row that has none of this name:
+    HEADERS. `headers` None: none of the `rows` has any.
+    """
+    if headers is None:
+        return _same_header(name, value, rows)
+    bounds = _list_bounds(headers)
+    first, last = int(bounds[0]), int(bounds[-1])
+    if first == last:
+        return _same_header(name, value, rows)
+    names = headers.values.flatten()[0].slice(first, last - first)
+    own = np.flatnonzero(bool_values(pc.equal(names, binary_scalar(name.encode()))))
+    is_added = np.ones(rows, np.bool_)
+    is_added[np.searchsorted(bounds[1:] - first, own, side="right")] = False
+    return _with_header(headers, name, value, is_added)
+
+
+def _same_header(name: str, value: bytes, rows: int) -> pa.Array:
+    """Return this header for each of `rows` rows: HEADERS."""
+    children = []
+    for content in (name.encode(), value):
+        if len(content) * rows > MAX_COLUMN_BYTES:
+            raise SerializationError(_TOO_MANY)
+        offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(content))
+        children.append(binary_from_numpy(offsets, np.frombuffer(content * rows + b"\0", np.uint8)))
+    structs = pa.StructArray.from_arrays(children, ["key", "value"])
+    return pa.ListArray.from_arrays(index_array(np.arange(rows + 1, dtype=np.int32)), structs)
+
+
+def _with_header(given: pa.Array, name: str, value: bytes, is_added: BoolArray) -> pa.Array:
+    """Return headers, from normalise_headers, with one more at the end of each row of `is_added`."""
+    rows, added = len(given), is_added.astype(np.int64)
     bounds = _list_bounds(given)
     first, old = int(bounds[0]), np.diff(bounds)
     ends = np.zeros(rows + 1, np.int64)

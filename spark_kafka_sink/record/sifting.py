@@ -65,7 +65,7 @@ class SiftRules:
 
     `topic`: of every row; None takes it from the column. `early_advice`: as for `epoch_ms`, None allows numbers before
     1980. `max_bytes`: the most bytes of a record with the header of a batch, by the option `size_setting`. `codec`:
-    that of the producer.
+    that of the producer. `header`: what each record gets that has no header of this name; it is not in the columns.
     """
 
     topic: str | None
@@ -73,6 +73,7 @@ class SiftRules:
     max_bytes: int
     size_setting: str
     codec: Codec
+    header: Header | None = None
 
 
 class TopicLimits(NamedTuple):
@@ -340,7 +341,7 @@ def _check_sizes(search: _Search, columns: Columns, rules: SiftRules) -> Int64Ar
     sizes = np.zeros(len(search.is_bad), np.int64)
     if not len(good):
         return sizes
-    records = _records(columns, good)
+    records = _records(columns, good, rules.header)
     bounds = record_size_upper_bounds(records)
     if int(bounds.max()) + HEADER_SIZE > rules.max_bytes:
         bounds = tight_record_size_upper_bounds(records)
@@ -355,13 +356,14 @@ def _check_sizes(search: _Search, columns: Columns, rules: SiftRules) -> Int64Ar
     return sizes
 
 
-def _records(columns: Columns, rows: npt.NDArray[np.intp]) -> RecordColumns:
-    """Return the contents of `rows` (ascending) as records, without timestamps and partitions."""
+def _records(columns: Columns, rows: npt.NDArray[np.intp], header: Header | None) -> RecordColumns:
+    """Return the contents of `rows` (ascending) as records with the `header`, without timestamps and partitions."""
     chosen = {name: columns[name] for name in (VALUE, KEY, HEADERS) if name in columns}
     if len(rows) < len(columns[VALUE]):
         at = index_array(rows)
         chosen = {name: column.take(at) for name, column in chosen.items()}
-    return RecordColumns(chosen[VALUE], chosen.get(KEY), chosen.get(HEADERS))
+    records = RecordColumns(chosen[VALUE], chosen.get(KEY), chosen.get(HEADERS))
+    return records if header is None else records.with_header(header)
 
 
 def _check_limits(search: _Search, rows: _Rows, rules: SiftRules, limits_of: LimitsOf) -> None:
@@ -386,7 +388,7 @@ def _check_limits(search: _Search, rows: _Rows, rules: SiftRules, limits_of: Lim
             _check_partitions(search, rows.partitions, is_own, limits.partitions)
         most = limits.max_message_bytes
         if most is not None and _most_of_batch(int(largest[index]), rules.codec) > most:
-            _check_message_sizes(search, rows, is_own, rules.codec, most)
+            _check_message_sizes(search, rows, is_own, rules, most)
 
 
 def _check_partitions(search: _Search, partitions: Int64Array, is_own: BoolArray, count: int | None) -> None:
@@ -404,14 +406,15 @@ def _most_of_batch(size: _Sizes, codec: Codec) -> _Sizes:
     return size + HEADER_SIZE if codec.id == 0 else size + size // 5 + HEADER_SIZE + 64
 
 
-def _check_message_sizes(search: _Search, rows: _Rows, is_own: BoolArray, codec: Codec, most: int) -> None:
+def _check_message_sizes(search: _Search, rows: _Rows, is_own: BoolArray, rules: SiftRules, most: int) -> None:
     """Note the records that are larger than max.message.bytes alone in a batch. The compressed size is found by
     compressing the records that may be too large.
     """
+    codec = rules.codec
     suspects = np.flatnonzero(is_own & ~search.is_bad & (_most_of_batch(rows.sizes, codec) > most))
     if not len(suspects):
         return
-    records = _records(rows.columns, suspects)
+    records = _records(rows.columns, suspects, rules.header)
     sizes = np.zeros(len(search.is_bad), np.int64)
     sizes[suspects] = lone_record_sizes(records) + HEADER_SIZE
     if codec.id:

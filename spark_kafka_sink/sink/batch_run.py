@@ -56,8 +56,10 @@ class BatchRun:
     skipped_records: int | None = None
     """Rows of a batch that is skipped, because it was committed before; None if it is not skipped."""
     durations_ms: dict[str, int] = field(default_factory=dict)
-    on_end: Callable[[BatchReport], object] | None = None
-    """Gets the report besides those who asked for reports: with lineage.openlineage=true."""
+    on_end: list[Callable[[BatchReport], object]] = field(default_factory=list)
+    """Get the report besides those who asked for reports: with lineage.openlineage and telemetry.opentelemetry."""
+    traceparent: str | None = None
+    """Of the batch's span, for its tasks; None without one."""
     ended_ms: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from spark_kafka_sink.sink.pyspark_versions import has_arrow_writer, no_data_sources
@@ -73,7 +73,7 @@ from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.running_query import has_query_thread, refuse_beside_queries
 from spark_kafka_sink.sink.schema import TIMESTAMP, check_columns
 from spark_kafka_sink.sink.topic_creation import create_missing_topic
-from spark_kafka_sink.sink.worker import report_folder, show_reports
+from spark_kafka_sink.sink.worker import digest, remember, remembered, report_folder, show_reports
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,6 +84,7 @@ log = logging.getLogger(__name__)
 
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
 """Options that Spark itself reads or adds, and hands on to the writer; lower-case."""
+TRACEPARENT_KIND: Final = "traceparent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,8 @@ class TaskWritten(WriterCommitMessage):
     """The driver's part of a data source is not told them."""
     lineage_run: str | None = None
     """The id of the batch's run in its lineage, if it has one."""
+    traceparent: str | None = None
+    """Of the batch's span, if it has one."""
 
 
 class KafkaSinkDataSource(DataSource):
@@ -152,6 +155,8 @@ class KafkaSinkDataSource(DataSource):
             writer.schema = schema
             writer.stream = given.get("checkpointlocation")
         writer.lineage = self._lineage(config, schema, is_stream=True)
+        known = given.get("checkpointlocation") or writer.query_name
+        writer.key = digest(known) if known else None
         return writer
 
     def _lineage(self, config: SinkConfig, schema: StructType, *, is_stream: bool) -> LineageRun | None:
@@ -198,6 +203,8 @@ class _Writer(ABC):
     """The checkpoint location of a stream: its batches have the formats of the first one that this process began."""
     query_name: str | None = None
     """The name of a stream, if it has one."""
+    key: str | None = None
+    """Of a stream: what tells it from others in this application, if anything does."""
     lineage: LineageRun | None = None
     """The lineage of the batch, if it is wanted."""
 
@@ -221,15 +228,29 @@ class _Writer(ABC):
             self._has_lineage_begun = True
             lineage.remember()
             lineage.begin(self._began_ms)
+        if self._config.sends_telemetry and self._config.batch_trace is None:
+            self._plan_trace()
         try:
             self._prepare()
         except Exception as error:
-            if lineage is not None:
-                run = BatchRun(self._config.is_exactly_once, self._began_ms)
-                run.ended_ms = SystemClock().wall_ms()
-                lineage.fail(run, error)
+            run = BatchRun(self._config.is_exactly_once, self._began_ms)
+            run.ended_ms = SystemClock().wall_ms()
+            self._follow(run, None if lineage is None else lineage.run_id, self._config.batch_trace)
+            self._hand_over(run, error, has_failed=True, is_begun=False)
             raise
         return self.__dict__
+
+    def _plan_trace(self) -> None:
+        """Choose the ids of the batch's span. Raises nothing."""
+        from spark_kafka_sink.sink.telemetry.batches import planned  # only with telemetry
+
+        traceparent = planned(self._config, self._began_ms)
+        self._config = replace(self._config, batch_trace=traceparent)
+        if self.key is not None and traceparent is not None:
+            try:
+                remember(TRACEPARENT_KIND, self.key, traceparent)
+            except OSError:
+                log.warning("The span of a batch that fails at once will not be in one trace with its tasks")
 
     def _prepare(self) -> None:
         """Look up the ids of schemas, start the server of limits, create a missing topic, and begin an exactly-once
@@ -303,9 +324,8 @@ class _Writer(ABC):
         run = BatchRun(self._config.is_exactly_once, began_ms)
         ids = next((message.ids for message in written if message.ids.query_id is not None), NO_QUERY)
         run.ids = QueryIds(ids.query_id, ids.run_id, batch_id, self.query_name)
-        if self.lineage is not None:
-            begun = next((message.lineage_run for message in written if message.lineage_run is not None), None)
-            run.on_end = self.lineage.found_again(begun).end
+        begun = next((message.lineage_run for message in written if message.lineage_run is not None), None)
+        self._follow(run, begun, next((message.traceparent for message in written), self._config.batch_trace))
         run.rows = (row for message in written for row in report_rows(message.columns))
         run.skipped_records = skipped_records(outcomes)
         if written:
@@ -313,16 +333,32 @@ class _Writer(ABC):
             run.end("tasks", max(message.ended_ms for message in written))
         return run
 
-    def _hand_over(self, run: BatchRun, error: Exception | None, *, has_failed: bool) -> None:
-        """Hand the report to the log, the listeners and the lineage, if they want it. Raises nothing."""
-        folder = report_folder()
-        if folder is None and not self._config.logs_reports and run.on_end is None:
+    def _follow(self, run: BatchRun, lineage_run: str | None, traceparent: str | None) -> None:
+        """Let lineage and telemetry get the end of the batch. Both were begun in another process of the driver, and are
+        None if no task tells of them.
+        """
+        if self.lineage is not None:
+            run.on_end.append(self.lineage.found_again(lineage_run).end)
+        if self._config.sends_telemetry:
+            from spark_kafka_sink.sink.telemetry.batches import WORKER_WAIT_S, BatchTrace  # only with telemetry
+
+            if traceparent is None and self.key is not None:
+                traceparent = remembered(TRACEPARENT_KIND, self.key)
+            run.on_end.append(BatchTrace(self._config, traceparent, WORKER_WAIT_S).end)
+
+    def _hand_over(self, run: BatchRun, error: Exception | None, *, has_failed: bool, is_begun: bool = True) -> None:
+        """Hand the report to the log and the listeners, unless no task has begun, and to lineage and telemetry, if they
+        want it. Raises nothing.
+        """
+        folder = report_folder() if is_begun else None
+        is_logged = is_begun and self._config.logs_reports
+        if folder is None and not is_logged and not run.on_end:
             return
         from spark_kafka_sink.sink import reports
 
         reports.hand_over(
             lambda: reports.report_of(run, error, has_failed=has_failed),
-            is_logged=self._config.logs_reports,
+            is_logged=is_logged,
             folder=folder,
             on_end=run.on_end,
         )
@@ -406,7 +442,16 @@ class _Writer(ABC):
         outcome = None if task is None else task.outcome
         lineage_run = None if self.lineage is None else self.lineage.run_id
         ids = QueryIds.of_task()
-        return TaskWritten(delivery.report, started_ms, clock.wall_ms(), outcome, self._began_ms, ids, lineage_run)
+        return TaskWritten(
+            delivery.report,
+            started_ms,
+            clock.wall_ms(),
+            outcome,
+            self._began_ms,
+            ids,
+            lineage_run,
+            self._config.batch_trace,
+        )
 
     def _write_rows(self, delivery: TaskDelivery, rows: Iterator[Any]) -> None:
         from spark_kafka_sink.sink import row_interface  # only PySpark 4.0's tasks need it

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pyspark import TaskContext
@@ -124,22 +125,29 @@ class DeadLetters:
             _log(whose, self.counts.acknowledged, self.topic, self.first)
 
     def sift(
-        self, columns: Columns, known: Iterable[Unwritable] = (), *, is_written_already: bool = False
+        self,
+        columns: Columns,
+        known: Iterable[Unwritable] = (),
+        *,
+        is_written_already: bool = False,
+        header: Header | None = None,
     ) -> tuple[Columns, Letters | None]:
         """Return the columns without the rows that can never be written, and the dead letters of those. `known`: rows
         of this batch that the caller found. `is_written_already`: the rows are not sent, so no broker is asked.
+        `header`: what the rows get when they are sent, and the dead letters here, unless they have one of its name.
 
         Raises TooManyDeadLettersError above the limit, and KafkaError if the brokers could not be asked.
         """
         first_row = self._rows
         self._rows += len(columns["value"])
-        faults = unwritable_rows(columns, self._rules, None if is_written_already else self._limits_of, known)
+        rules = self._rules if header is None else replace(self._rules, header=header)
+        faults = unwritable_rows(columns, rules, None if is_written_already else self._limits_of, known)
         if not faults:
             return columns, None
         if not is_written_already:
             self._count(faults, first_row)
         rows = contents(columns, faults, self._rules)
-        records = None if is_written_already else self._records(rows, first_row)
+        records = None if is_written_already else self._records(rows, first_row, header)
         return without_rows(columns, faults), Letters(records, _originals(rows))
 
     def _count(self, faults: Sequence[Unwritable], first_row: int) -> None:
@@ -151,9 +159,13 @@ class DeadLetters:
         if self._found > self._most:
             raise too_many(self._found, self._most, self.first)
 
-    def _records(self, rows: Sequence[RowContent], first_row: int) -> RecordColumns:
+    def _records(self, rows: Sequence[RowContent], first_row: int, header: Header | None) -> RecordColumns:
         limit = self._limits_of(self.topic, None).max_message_bytes
-        fitting = [self._fitting(row, self._reasons(row, first_row), limit) for row in rows]
+        more = [() if header is None or _has(row, header[0]) else (header,) for row in rows]
+        fitting = [
+            self._fitting(row, [*self._reasons(row, first_row), *own], limit)
+            for row, own in zip(rows, more, strict=True)
+        ]
         return RecordColumns.from_rows(
             [row.value for row, _ in fitting],
             [row.key for row, _ in fitting],
@@ -203,6 +215,11 @@ def sift_rules(config: SinkConfig) -> SiftRules:
         size_setting=f"kafka.{limit.setting}",
         codec=codec_for(producer.compression_type, producer.compression_level),
     )
+
+
+def _has(row: RowContent, name: str) -> bool:
+    """Return whether the row has a header of this name."""
+    return any(own == name for own, _ in row.headers)
 
 
 def _headers(row: RowContent, reasons: Sequence[Header], left_out: Sequence[str]) -> list[Header]:

@@ -8,6 +8,7 @@ thread owns the delivery; the Sender thread reports to its `RowCounts`.
 from __future__ import annotations
 
 import json
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -22,12 +23,14 @@ from spark_kafka_sink.record.arrow import binary_array, int_array
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.sifting import Columns, Unwritable
 from spark_kafka_sink.sink.dead_letters import DeadLetters, LetterCounts, Letters
-from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.options import SinkConfig, check_telemetry
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
 from spark_kafka_sink.sink.worker import acknowledge_now
 
 if TYPE_CHECKING:
+    from spark_kafka_sink.record.headers import Header
     from spark_kafka_sink.sink.limits.limiter import WriteLimiter
+    from spark_kafka_sink.sink.telemetry.tasks import TaskTrace
 
 
 class Transaction(Protocol):
@@ -140,14 +143,24 @@ class TaskDelivery:
         self._phases = TaskPhases(clock or SystemClock())
         self._durations_ms: Mapping[str, int] = {}
         self._limiter = self._new_limiter() if config.is_limited else None
+        self._trace = self._new_trace() if config.sends_telemetry else None
+        self._has_finished = False
+        self._client_id: str | None = None
 
     def send(self, topic: str, columns: RecordColumns) -> None:
         """Send rows. Raises KafkaError as soon as one of these rows or of earlier ones is known to have failed."""
         if self._transaction is not None and not self._transaction.takes(topic, columns):
             return
         self.counts.check()
-        for part in self._allowed(columns):
+        header = self._begun_header()
+        for part in self._allowed(columns if header is None else columns.with_header(header)):
             self._send(self._begin(), topic, part)
+
+    def _begun_header(self) -> Header | None:
+        """Begin the task's span. Return the header that each record gets, after the fingerprint of its row is taken:
+        another run of the batch has other spans, and the same rows.
+        """
+        return None if self._trace is None else self._trace.begin()
 
     def _send(self, write: Write, topic: str, columns: RecordColumns) -> None:
         started_ms = self._phases.now_ms()
@@ -166,7 +179,9 @@ class TaskDelivery:
                 raise known[0].error(f"Row {known[0].row}: {known[0].reason}")
             return columns
         is_written = self._transaction is not None and self._transaction.is_written_already
-        good, letters = self.letters.sift(columns, known, is_written_already=is_written)
+        is_sent = len(columns["value"]) > 0 and not is_written
+        header = self._begun_header() if is_sent else None
+        good, letters = self.letters.sift(columns, known, is_written_already=is_written, header=header)
         if letters is not None:
             self._send_letters(self.letters, letters)
         return good
@@ -192,6 +207,12 @@ class TaskDelivery:
 
         return WriteLimiter.of_task(self.config, self._acknowledged, self.counts.check)
 
+    def _new_trace(self) -> TaskTrace:
+        check_telemetry(", on the executors too")
+        from spark_kafka_sink.sink.telemetry.tasks import TaskTrace  # only with telemetry
+
+        return TaskTrace(self.config, self._pool)
+
     def _acknowledged(self) -> tuple[int, int]:
         """Return the number of acknowledged records, dead letters too, and their bytes."""
         counts = (self.counts,) if self.letters is None else (self.counts, self.letters.counts)
@@ -202,6 +223,7 @@ class TaskDelivery:
         if self._write is None:
             started_ms = self._phases.now_ms()
             self._producer = self._acquire()
+            self._client_id = self._producer.client_id
             self._phases.waited_before_ms = self._producer.waits_ms()
             self._phases.producer_ms += self._phases.since(started_ms)
             self._write = Write(self._producer, self.counts)
@@ -245,6 +267,7 @@ class TaskDelivery:
                 started_ms = self._phases.now_ms()
                 self._transaction.prepare(producer)
                 self._phases.producer_ms += self._phases.since(started_ms)
+            self._has_finished = True
         finally:
             if self._limiter is not None:
                 self._phases.limit_ms = self._limiter.waited_ms
@@ -258,12 +281,21 @@ class TaskDelivery:
         if self._limiter is not None:
             self._limiter.close()
         producer, self._producer, self._write, self._dead = self._producer, None, None, None
-        if producer is None:
-            return
-        if self._transaction is None or self._transaction.is_prepared:
-            self._pool.release(producer)
-        else:
-            self._pool.discard(producer)
+        if producer is not None:
+            if self._transaction is None or self._transaction.is_prepared:
+                self._pool.release(producer)
+            else:
+                self._pool.discard(producer)
+        if self._trace is not None:
+            counts = [self.counts] if self.letters is None else [self.counts, self.letters.counts]
+            self._trace.end(counts, self._durations_ms, self._client_id, self._error_class())
+
+    def _error_class(self) -> str | None:
+        """Return the class of the error because of which the delivery has ended; None if it has finished."""
+        if self._has_finished:
+            return None
+        error = sys.exception() or self.counts.first_error
+        return "_OTHER" if error is None else f"{type(error).__module__}.{type(error).__qualname__}"
 
     @property
     def report(self) -> ReportColumns:

@@ -13,6 +13,7 @@ import spark_kafka_sink.sink.pyspark_versions  # noqa: F401 - raises if PySpark 
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_kafka_sink.common.clock import SystemClock
@@ -203,6 +204,7 @@ class KafkaSink:
         watch = Stopwatch(SystemClock())
         run = BatchRun(self._config.is_exactly_once, watch.began_ms)
         self._begin_lineage(df, run, batch_id)
+        self._begin_trace(run)
         try:
             if self._config.is_exactly_once:
                 self._write_exactly_once(df, batch, run, watch)
@@ -222,12 +224,24 @@ class KafkaSink:
         from spark_kafka_sink.sink.lineage import begin_write
 
         lineage = begin_write(self._config, df, batch_id, run.began_ms)
-        run.on_end = None if lineage is None else lineage.end
+        if lineage is not None:
+            run.on_end.append(lineage.end)
+
+    def _begin_trace(self, run: BatchRun) -> None:
+        """Begin the span of the batch, and let it be ended. Raises nothing."""
+        if not self._config.sends_telemetry:
+            return
+        from spark_kafka_sink.sink.telemetry.batches import BatchTrace
+
+        trace = BatchTrace.begin(self._config, run.began_ms)
+        if trace is not None:
+            run.traceparent = trace.traceparent
+            run.on_end.append(trace.end)
 
     def _hand_over(self, df: DataFrame, run: BatchRun, batch_id: int | None, error: BaseException | None) -> None:
         """Hand the report to those who want it. Raises nothing but Ctrl-C."""
         is_logged = self._config.logs_reports
-        if not is_logged and self._on_report is None and run.on_end is None:
+        if not is_logged and self._on_report is None and not run.on_end:
             return
         from spark_kafka_sink.sink.reports import hand_over, ids_of, report_of
 
@@ -240,7 +254,7 @@ class KafkaSink:
     def _write_at_least_once(self, df: DataFrame, run: BatchRun, watch: Stopwatch) -> None:
         """Raises as `write`."""
         chosen = self._chosen(df)
-        config = self._for_tasks(df)
+        config = self._for_tasks(df, run)
 
         def write_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return write_arrow(config, process_pool(), map(without_padding, batches))
@@ -254,7 +268,7 @@ class KafkaSink:
     def _write_exactly_once(self, df: DataFrame, batch: StreamBatch | None, run: BatchRun, watch: Stopwatch) -> None:
         """Raises as `write`, and KafkaError if the batch could not be committed."""
         chosen = self._chosen(df)
-        config = self._for_tasks(df)
+        config = self._for_tasks(df, run)
 
         def run_tasks(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
             query_id = "" if batch is None else batch.query_id
@@ -298,9 +312,9 @@ class KafkaSink:
         """The columns that have a format."""
         return () if self._config.formats is None else self._config.formats.fields
 
-    def _for_tasks(self, df: DataFrame) -> SinkConfig:
+    def _for_tasks(self, df: DataFrame, run: BatchRun) -> SinkConfig:
         """Return the configuration for the tasks. Raises SchemaError, and KafkaError of the registry and of limits."""
-        config = self._config
+        config = self._config if run.traceparent is None else replace(self._config, batch_trace=run.traceparent)
         if config.formats is not None:
             time_zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
             config = with_column_formats(config, df.schema, time_zone, stream=run_id(df))

@@ -13,16 +13,16 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from spark_kafka_sink.sink.batch_run import NO_QUERY, BatchRun, QueryIds
+from spark_kafka_sink.sink.batch_run import NO_QUERY, QueryIds
 from spark_kafka_sink.sink.lineage_facts import Dataset, Field, LineageEvent, Parent, RunFacts
-from spark_kafka_sink.sink.reports import ids_of, report_of
+from spark_kafka_sink.sink.reports import ids_of
 from spark_kafka_sink.sink.running_query import context_of_thread, running_query
+from spark_kafka_sink.sink.worker import digest, remember, remembered
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 WORKER_WAIT_S: Final = 1.0
 """How long a batch of `format` waits at most for its event: Spark may kill that process right after the batch."""
 _COMMAND: Final = "kafka_sink"
+_KIND: Final = "lineage"
 _DEFAULT_NAMESPACE: Final = "default"
 _SPARK_SETTING: Final = "spark.openlineage."
 """The begin of the settings that the OpenLineage integration of Spark reads; Airflow sets those of the parent."""
@@ -63,10 +64,6 @@ class LineageRun(RunFacts):
         ids = QueryIds(report.query_id, report.run_id, report.batch_id, report.query_name)
         self._send(LineageEvent(self, report.ended_ms, ids, report))
 
-    def fail(self, run: BatchRun, error: BaseException) -> None:
-        """Send FAIL of a batch that no task has begun. Raises nothing."""
-        self.end(report_of(run, error))
-
     def _send(self, event: LineageEvent) -> None:
         from spark_kafka_sink.sink.lineage_sender import process_sender
 
@@ -80,26 +77,20 @@ class LineageRun(RunFacts):
 
     def remember(self) -> None:
         """Keep the run id for `found_again`. Raises nothing."""
-        if self.key is None or (path := _path(self.key)) is None:
-            return
-        new = path.with_name(f"{path.name}.{os.getpid()}")
-        try:
-            new.write_text(self.run_id, "utf-8")
-            new.replace(path)
-        except OSError:
-            _log_failure()
+        if self.key is not None:
+            try:
+                remember(_KIND, self.key, self.run_id)
+            except OSError:
+                _log_failure()
 
     def found_again(self, run_id: str | None) -> LineageRun:
         """Return the run that another process of the driver began: that of `run_id`, as a task reports it, else the
         last one that was remembered.
-
-        Spark commits and aborts a stream's batch on a new writer in another process, and gives it only what the tasks
-        returned: nothing, if none has finished.
         """
-        if run_id is None and self.key is not None and (path := _path(self.key)) is not None:
+        if run_id is None and self.key is not None and (text := remembered(_KIND, self.key)) is not None:
             try:
-                run_id = str(uuid.UUID(path.read_text("utf-8")))
-            except (OSError, ValueError):  # nothing was kept
+                run_id = str(uuid.UUID(text))
+            except ValueError:  # the file is damaged
                 run_id = None
         return self if run_id is None else replace(self, run_id=run_id)
 
@@ -137,9 +128,9 @@ def run_of_format(
     """
     try:
         key = location or query_name
-        owner = query_name or (f"query-{_digest(location)}" if location else None)
+        owner = query_name or (f"query-{digest(location)}" if location else None)
         run = _new_run(config, schema, owner, _settings_of(None), is_stream=is_stream)
-        return replace(run, key=None if key is None else _digest(key), wait_s=WORKER_WAIT_S)
+        return replace(run, key=None if key is None else digest(key), wait_s=WORKER_WAIT_S)
     except Exception:
         _log_failure()
         return None
@@ -164,16 +155,6 @@ def _new_run(
 
 def _log_failure() -> None:
     log.warning("Lineage of a batch is missing; the batch itself does not change", exc_info=True)
-
-
-def _digest(text: str) -> str:
-    return uuid.uuid5(uuid.NAMESPACE_URL, text).hex[:12]
-
-
-def _path(key: str) -> Path | None:
-    """Return a file in Spark's directory of this application, which the driver's processes share."""
-    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    return Path(folder) / f"spark-kafka-sink-lineage-{key}" if folder else None
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------

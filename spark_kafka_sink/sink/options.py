@@ -54,6 +54,8 @@ OUTSIDE_OPTION: Final = "write.outside.queries"
 _OF_EXACTLY_ONCE: Final = ("transactional.id.prefix", "decision.topic", OUTSIDE_OPTION)
 REPORT_LOG_OPTION: Final = "report.log"
 LINEAGE_OPTION: Final = "lineage.openlineage"
+TELEMETRY_OPTION: Final = "telemetry.opentelemetry"
+TRACEPARENT_OPTION: Final = "telemetry.headers.traceparent"
 EARLY_OPTION: Final = "timestamp.allow.before.1980"
 TOLERANCE_OPTION: Final = "errors.tolerance"
 DEAD_LETTER_TOPIC_OPTION: Final = "errors.deadletterqueue.topic.name"
@@ -70,6 +72,8 @@ _OPTIONS: Final = (
     "metrics.host",
     REPORT_LOG_OPTION,
     LINEAGE_OPTION,
+    TELEMETRY_OPTION,
+    TRACEPARENT_OPTION,
     EARLY_OPTION,
     TOLERANCE_OPTION,
     *_OF_DEAD_LETTERS,
@@ -164,6 +168,12 @@ class SinkConfig:
     """Whether each batch has its `BatchReport` in the log."""
     sends_lineage: bool = False
     """Whether each batch sends events of OpenLineage."""
+    sends_telemetry: bool = False
+    """Whether batches and tasks have spans and metrics of OpenTelemetry."""
+    writes_traceparent: bool = False
+    """Whether each record has its task's span in the header `traceparent`."""
+    batch_trace: str | None = None
+    """The traceparent of the batch's span. Only in tasks."""
     allows_early_timestamps: bool = False
     """Whether a number in the column `timestamp` may stand for a date before 1980."""
     dead_letter_topic: str | None = None
@@ -228,6 +238,8 @@ class SinkConfig:
             metrics_host=_metrics_host(by_key),
             logs_reports=_boolean(by_key, REPORT_LOG_OPTION),
             sends_lineage=_sends_lineage(by_key),
+            sends_telemetry=_sends_telemetry(by_key),
+            writes_traceparent=_writes_traceparent(by_key),
             allows_early_timestamps=_boolean(by_key, EARLY_OPTION),
             dead_letter_topic=dead_letter_topic,
             most_dead_letters=_most_dead_letters(by_key),
@@ -439,6 +451,39 @@ def _sends_lineage(by_key: Mapping[str, object]) -> bool:
         raise ConfigError(
             f"{LINEAGE_OPTION}=true needs the package openlineage-python: pip install 'spark-kafka-sink[openlineage]'.",
             setting=LINEAGE_OPTION,
+        )
+    return True
+
+
+def _sends_telemetry(by_key: Mapping[str, object]) -> bool:
+    if not _boolean(by_key, TELEMETRY_OPTION):
+        return False
+    check_telemetry("")
+    return True
+
+
+def check_telemetry(where: str) -> None:
+    """Raise ConfigError if OpenTelemetry is not installed. `where`: the end of the sentence."""
+    for module in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
+        try:
+            is_installed = importlib.util.find_spec(module) is not None
+        except ModuleNotFoundError:  # not even the package above it
+            is_installed = False
+        if not is_installed:
+            raise ConfigError(
+                f"{TELEMETRY_OPTION}=true needs the packages opentelemetry-sdk and"
+                f" opentelemetry-exporter-otlp-proto-http{where}: pip install 'spark-kafka-sink[opentelemetry]'.",
+                setting=TELEMETRY_OPTION,
+            )
+
+
+def _writes_traceparent(by_key: Mapping[str, object]) -> bool:
+    if not _boolean(by_key, TRACEPARENT_OPTION):
+        return False
+    if not _boolean(by_key, TELEMETRY_OPTION):
+        raise ConfigError(
+            f"{TRACEPARENT_OPTION}=true has no effect without {TELEMETRY_OPTION}=true: set that too, or leave it out.",
+            setting=TRACEPARENT_OPTION,
         )
     return True
 

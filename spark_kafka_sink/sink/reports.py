@@ -123,15 +123,15 @@ def hand_over(
     is_logged: bool,
     on_report: OnReport | None = None,
     folder: Path | None = None,
-    on_end: OnReport | None = None,
+    on_end: Iterable[OnReport] = (),
 ) -> None:
-    """Make the report and hand it over: to `on_end` of the run, to the log, to the function, to each listener that
+    """Make the report and hand it over: to each `on_end` of the run, to the log, to the function, to each listener that
     waits at `folder`. Whatever they raise is logged.
     """
     try:
         report = make()
-        if on_end is not None:
-            on_end(report)
+        for each in on_end:
+            each(report)
         if is_logged:
             json_log.info("%s", report.to_json())
         if folder is not None:

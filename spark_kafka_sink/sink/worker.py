@@ -12,6 +12,7 @@ import logging
 import os
 import stat
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -122,6 +123,43 @@ def report_folder() -> Path | None:
     """Return the folder of the listeners that wait for reports; None if there was never a listener. The JVM, the
     user's process and the data source's workers have the same SPARK_LOCAL_DIRS on the driver.
     """
+    local = _local_folder()
+    folder = None if local is None else local / REPORTS
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def _local_folder() -> Path | None:
+    """Return Spark's directory of this application, which the driver's processes share."""
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    folder = Path(local) / REPORTS
-    return folder if local and folder.is_dir() else None
+    return Path(local) if local else None
+
+
+# ---- from one of the driver's processes to another -------------------------------------------------------------------
+
+
+def digest(text: str) -> str:
+    """Return a short name for a text, such as a checkpoint location, that nobody should read."""
+    return uuid.uuid5(uuid.NAMESPACE_URL, text).hex[:12]
+
+
+def remember(kind: str, key: str, text: str) -> None:
+    """Keep a text about the running batch of the stream `key` for `remembered`. Raises OSError.
+
+    Spark commits and aborts a stream's batch in another process of the driver, and gives it only what the tasks
+    returned: nothing, if none has finished.
+    """
+    folder = _local_folder()
+    if folder is not None:
+        path = folder / f"spark-kafka-sink-{kind}-{key}"
+        new = path.with_name(f"{path.name}.{os.getpid()}")
+        new.write_text(text, "utf-8")
+        new.replace(path)
+
+
+def remembered(kind: str, key: str) -> str | None:
+    """Return the last text that was kept; None if none was."""
+    folder = _local_folder()
+    try:
+        return None if folder is None else (folder / f"spark-kafka-sink-{kind}-{key}").read_text("utf-8")
+    except (OSError, ValueError):
+        return None

@@ -43,6 +43,7 @@ ONLY_ROOMS = {
     "pyspark": {"sink"},
     "javaproperties": {"sink"},
     "openlineage": {"sink"},
+    "opentelemetry": {"sink"},
     "jgo": {"local"},
     "rich": {"local"},
 }
@@ -56,6 +57,8 @@ LIMITS = "spark_kafka_sink.sink.limits."
 BESIDE_KAFKA = {("socket", METRICS_SERVER), ("socket", f"{LIMITS}conversation"), ("socket", f"{LIMITS}driver")}
 LINEAGE_SENDER = "spark_kafka_sink.sink.lineage_sender"
 """Sends events of OpenLineage in its own thread, so that no batch waits for their receiver."""
+TELEMETRY_EXPORTS = "spark_kafka_sink.sink.telemetry.exports"
+"""Sends what OpenTelemetry has recorded in its own thread, so that no batch waits long for the receiver."""
 MOST_LINES_OF_A_CLASS = 400
 MOST_LINES_OF_A_FUNCTION = 60
 """Ruff limits the complexity (pyproject.toml)."""
@@ -193,7 +196,7 @@ def test_only_the_producer_starts_a_thread_but_for_slow_logins() -> None:
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in {"threading.Thread", "Thread", "ThreadPoolExecutor", "threading.Timer"}
         and room(dotted(path)) not in {ROOM_THAT_STARTS_THREADS, "local"}
-        and dotted(path) not in {BESIDE_THE_LOOP, METRICS_SERVER, LINEAGE_SENDER}
+        and dotted(path) not in {BESIDE_THE_LOOP, METRICS_SERVER, LINEAGE_SENDER, TELEMETRY_EXPORTS}
     ]
     assert starters == []
 

@@ -12,7 +12,7 @@ from spark_kafka_sink.record import arrow
 from spark_kafka_sink.record.arrow import value_offsets
 from spark_kafka_sink.record.columns import RecordColumns, epoch_ms
 from spark_kafka_sink.record.encoder import columns_size_upper_bound, record_size_upper_bounds
-from spark_kafka_sink.record.headers import with_header
+from spark_kafka_sink.record.headers import with_header, with_missing_header
 
 HEADER_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 STRING_TYPES = [pa.string(), pa.large_string(), pa.string_view()]
@@ -384,3 +384,28 @@ def test_a_header_is_added_to_each_record_that_is_not_null(given: list[Any] | No
         for own, record in zip((given or [None] * 5)[rows], records.to_pylist()[rows], strict=True)
     ]
     assert found == [[{"key": key.encode(), "value": value} for key, value in row] for row in expected]
+
+
+@pytest.mark.parametrize("rows", [slice(0, 7), slice(1, 5), slice(3, 4), slice(4, 7), slice(2, 2)])
+def test_a_header_is_added_to_each_record_without_one_of_its_name(rows: slice) -> None:
+    given = [[("a", b"1"), ("id", None)], None, [], [("id", b""), ("id", b"x")], [("c", b"")], [("ID", b"4")], None]
+    made = RecordColumns(pa.array([b"v"] * 7)[rows], headers=pa.array(given, NAMED)[rows])
+    found = made.with_header(("id", b"\0\1")).headers.to_pylist()
+    expected = [[*(own or ()), *([] if "id" in dict(own or ()) else [("id", b"\0\1")])] for own in given[rows]]
+    assert found == [[{"key": key.encode(), "value": value} for key, value in row] for row in expected]
+
+
+def test_a_header_of_all_records_leaves_the_other_columns_as_they_are() -> None:
+    made = columns(
+        key=pa.array([b"k"] * 3), timestamp_ms=pa.array([1, 2, 3]), partition=pa.array([0, 1, 2], pa.int32())
+    )
+    found = made.with_header(("id", b"7"))
+    assert found.headers.to_pylist() == [[{"key": b"id", "value": b"7"}]] * 3
+    for name in ("value", "key", "timestamp_ms", "partition"):
+        assert getattr(found, name) is getattr(made, name)
+    assert made.headers is None
+
+
+def test_headers_above_two_gib_are_refused() -> None:
+    with pytest.raises(SerializationError, match="hand over fewer rows at a time"):
+        with_missing_header(None, "id", b"x" * 1024, 2**21)

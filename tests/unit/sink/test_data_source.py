@@ -27,6 +27,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 from support.fake_clock import FakeClock
+from support.own_telemetry import KeptTelemetry, keep
 from support.scripted_producer import ScriptedPool, ScriptedProducer
 
 from spark_kafka_sink import KafkaSinkDataSource
@@ -465,3 +466,79 @@ def test_batch_write_begins_and_ends_the_same_run(lineage_events: list[Any]) -> 
     received.commit([received.write(iter([batch(value=pa.array(["a"]))]))])
     assert outcomes(lineage_events) == [None, "complete"]
     assert (lineage_events[1].run, lineage_events[1].run.is_stream) == (lineage_events[0].run, False)
+
+
+# ---- telemetry -------------------------------------------------------------------------------------------------------
+
+TELEMETRY = {"telemetry.opentelemetry": "true", "checkpointLocation": "s3://u:secret@bucket/c"}
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KeptTelemetry:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    return keep(monkeypatch)
+
+
+@pytest.mark.usefixtures("producer")
+def test_span_of_a_batch_that_two_processes_share_is_the_parent_of_its_tasks(kept: KeptTelemetry) -> None:
+    planned = source(**TELEMETRY).streamWriter(schema(value=TEXT), False)
+    pickle.dumps(planned)
+    received: KafkaStreamWriter = pickle.loads(pickle.dumps(planned))  # Spark pickles it twice
+    messages = [received.write(iter([batch(value=pa.array(["a", "b"]))])), received.write(iter([]))]
+    source(**TELEMETRY).streamWriter(schema(value=TEXT), False).commit(messages, 7)
+    task, *_, whole = kept.spans
+    assert (task.name, whole.name) == ("send orders", "write orders")
+    assert task.parent is not None
+    assert (task.parent.trace_id, task.parent.span_id) == (whole.context.trace_id, whole.context.span_id)
+    assert (whole.attributes or {})["kafka_sink.batch.id"] == 7
+    assert (whole.attributes or {})["messaging.batch.message_count"] == 2
+    assert kept.waits_s == [1.0, 1.0]  # the task and the end of the batch
+    assert "secret" not in repr(vars(received))
+
+
+@pytest.mark.usefixtures("producer")
+@pytest.mark.parametrize("has_finished_task", [False, True])
+def test_span_of_an_aborted_batch_is_the_parent_of_its_tasks(kept: KeptTelemetry, has_finished_task: bool) -> None:
+    received: KafkaStreamWriter = pickle.loads(
+        pickle.dumps(source(**TELEMETRY).streamWriter(schema(value=TEXT), False))
+    )
+    written = received.write(iter([batch(value=pa.array(["a"]))]))
+    later = source(**TELEMETRY).streamWriter(schema(value=TEXT), False)
+    later.abort([written if has_finished_task else None, None], 7)
+    task, *_, whole = kept.spans
+    assert task.parent is not None
+    assert (task.parent.trace_id, task.parent.span_id) == (whole.context.trace_id, whole.context.span_id)
+    assert (whole.attributes or {})["kafka_sink.outcome"] == "failed"
+
+
+def test_batch_that_cannot_begin_has_a_span(kept: KeptTelemetry, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(config: object) -> None:
+        raise RecordTooLargeError("no topic")
+
+    monkeypatch.setattr(data_source, "create_missing_topic", refused)
+    given = TELEMETRY | {"topic.create": "if-missing", "topic.partitions": "1"}
+    with pytest.raises(RecordTooLargeError):
+        pickle.dumps(source(**given).streamWriter(schema(value=TEXT), False))
+    (span,) = kept.spans
+    assert (span.attributes or {})["error.type"] == "spark_kafka_sink.common.errors.RecordTooLargeError"
+
+
+@pytest.mark.usefixtures("producer")
+def test_batch_write_is_one_trace(kept: KeptTelemetry) -> None:
+    given = {"telemetry.opentelemetry": "true"}
+    received: KafkaBatchWriter = pickle.loads(pickle.dumps(source(**given).writer(schema(value=TEXT), False)))
+    received.commit([received.write(iter([batch(value=pa.array(["a"]))]))])
+    assert len({span.context.trace_id for span in kept.spans}) == 1
+    assert kept.spans[-1].name == "write orders"
+
+
+@pytest.mark.usefixtures("kept", "producer")
+def test_batch_without_a_place_for_its_ids_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "missing"))
+    received: KafkaStreamWriter = pickle.loads(
+        pickle.dumps(source(**TELEMETRY).streamWriter(schema(value=TEXT), False))
+    )
+    assert received.write(iter([batch(value=pa.array(["a"]))])).traceparent
+    assert "The span of a batch that fails at once will not be in one trace with its tasks" in caplog.text

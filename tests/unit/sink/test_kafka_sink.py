@@ -11,6 +11,7 @@ import pytest
 from pyspark.cloudpickle import dumps as cloudpickle_dumps
 from pyspark.sql import Row
 from pyspark.sql.types import BinaryType, StructField, StructType
+from support.own_telemetry import keep
 from support.scripted_producer import ScriptedPool, ScriptedProducer, Sent
 
 from spark_kafka_sink.common.batch_report import BatchReport
@@ -381,6 +382,37 @@ def test_lineage_that_fails_does_not_fail_the_write(
     monkeypatch.setattr("spark_kafka_sink.sink.lineage_sender.process_sender", no_thread)
     assert ExactlyOnceSink(OPTIONS | {"lineage.openlineage": "true"}).write(FRAME).records == 5
     assert "Lineage of a batch is missing; the batch itself does not change" in caplog.text
+
+
+@pytest.mark.usefixtures("sessions")
+@pytest.mark.parametrize("options", [OPTIONS, EXACTLY_ONCE], ids=["at least once", "exactly once"])
+def test_each_write_has_a_span_that_its_tasks_know(options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = keep(monkeypatch)
+    known: list[str | None] = []
+    for name in ("write_arrow", "write_in_transaction"):
+        monkeypatch.setattr(kafka_sink_module, name, lambda config, *given: known.append(config.batch_trace) or [])
+    sink = ExactlyOnceSink(options | {"telemetry.opentelemetry": "true"})
+    sink.write(FRAME)
+    sink.is_failing = True
+    with pytest.raises(ZeroDivisionError):
+        sink.write_batch(FRAME, 4)
+    spans = [span for span in kept.spans if span.parent is None]
+    assert known == [f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-03" for span in spans]
+    written, failed = [span.attributes or {} for span in spans]
+    assert (written["kafka_sink.outcome"], written["messaging.batch.message_count"]) == ("complete", 5)
+    assert (failed["error.type"], failed["kafka_sink.batch.id"]) == ("builtins.ZeroDivisionError", 4)
+
+
+@pytest.mark.usefixtures("sessions")
+def test_telemetry_that_fails_does_not_fail_the_write(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_memory() -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("spark_kafka_sink.sink.telemetry.batches.process_telemetry", no_memory)
+    assert ExactlyOnceSink(OPTIONS | {"telemetry.opentelemetry": "true"}).write(FRAME).records == 5
+    assert "OpenTelemetry: a span or metric is missing; the batch itself does not change" in caplog.text
 
 
 @pytest.mark.usefixtures("sessions")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -306,6 +307,45 @@ def test_a_limit_without_time_for_one_record_in_a_transaction_is_refused() -> No
         parse(**given)
     assert parse(**{**given, "kafka.transaction.timeout.ms": "1000"}).is_limited
     assert parse(**{RECORDS: "1", "kafka.transaction.timeout.ms": "999"}).is_limited
+
+
+# ---- telemetry -------------------------------------------------------------------------------------------------------
+
+
+def test_telemetry_is_off_unless_it_is_switched_on() -> None:
+    assert not parse().sends_telemetry
+    on = {"telemetry.opentelemetry": "true"}
+    assert parse(**on).sends_telemetry
+    assert not parse(**on).writes_traceparent
+    assert parse(**on, **{"telemetry.headers.traceparent": "TRUE"}).writes_traceparent
+    with pytest.raises(ConfigError, match=r"^telemetry\.opentelemetry must be true or false, not 'otlp'\.$"):
+        parse(**{"telemetry.opentelemetry": "otlp"})
+
+
+def test_traceparent_needs_telemetry() -> None:
+    assert not parse(**{"telemetry.headers.traceparent": "false"}).writes_traceparent
+    with pytest.raises(ConfigError, match=r"has no effect without telemetry\.opentelemetry=true: set that too"):
+        parse(**{"telemetry.headers.traceparent": "true"})
+
+
+@pytest.mark.parametrize("missing", ["opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"])
+@pytest.mark.parametrize("is_parent_missing", [False, True])
+def test_telemetry_without_its_packages_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, missing: str, is_parent_missing: bool
+) -> None:
+    find: Callable[..., object] = importlib.util.find_spec
+
+    def found(name: str, *more: Any) -> object:
+        if name != missing:
+            return find(name, *more)
+        if is_parent_missing:
+            raise ModuleNotFoundError(name)
+        return None
+
+    monkeypatch.setattr(importlib.util, "find_spec", found)
+    assert not parse(**{"telemetry.opentelemetry": "false"}).sends_telemetry
+    with pytest.raises(ConfigError, match=r"pip install 'spark-kafka-sink\[opentelemetry\]'"):
+        parse(**{"telemetry.opentelemetry": "true"})
 
 
 # ---- lineage ---------------------------------------------------------------------------------------------------------
