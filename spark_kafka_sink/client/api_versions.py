@@ -20,10 +20,12 @@ class ApiVersions:
         self._by_node: dict[str, NodeApiVersions] = {}
         self._features: Mapping[str, int] = {}
         self._features_epoch = -1
+        self._ever_offered: frozenset[int] = frozenset()
 
     def update(self, node_id: str, versions: NodeApiVersions) -> None:
         with self._lock:
             self._by_node[node_id] = versions
+            self._ever_offered |= versions.ranges.keys()
             if versions.finalized_features_epoch > self._features_epoch:
                 self._features_epoch = versions.finalized_features_epoch
                 self._features = versions.finalized_features
@@ -35,6 +37,13 @@ class ApiVersions:
     def get(self, node_id: str) -> NodeApiVersions | None:
         with self._lock:
             return self._by_node.get(node_id)
+
+    def was_offered(self, api_key: ApiKey) -> bool:
+        """Return whether any node has ever offered this API. Some nodes never do: their cluster must be set up for it.
+
+        Each turn of a loop may ask, so it takes no lock.
+        """
+        return api_key in self._ever_offered
 
     def finalized_feature(self, name: str) -> int:
         """Return the level of a feature such as transaction.version; 0 if no node has reported it."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.seams import ClientRequest, ClientResponse
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError
 from spark_kafka_sink.network.channel import NetworkSend
-from spark_kafka_sink.protocol.versions import Message, MessageType
+from spark_kafka_sink.protocol.versions import ApiKey, Message, MessageType
+
+_TELEMETRY: Final = frozenset({ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY})
 
 
 @dataclass(slots=True)
@@ -76,9 +80,19 @@ class InFlightRequests:
         return self._queue(node_id).pop()
 
     def can_send_more(self, node_id: str) -> bool:
-        """Return whether the newest request was written completely, and the limit allows one more."""
+        """Return whether the newest request was written completely, and the limit allows one more.
+
+        Telemetry does not count: records must not wait for it.
+        """
         queue = self._queues.get(node_id)
-        return not queue or (queue[-1].send.remaining == 0 and len(queue) < self._max_per_connection)
+        if not queue:
+            return True
+        limit = self._max_per_connection
+        return queue[-1].send.remaining == 0 and (len(queue) < limit or self._counted(queue) < limit)
+
+    @staticmethod
+    def _counted(queue: Iterable[InFlightRequest]) -> int:
+        return sum(each.request.request.api_key not in _TELEMETRY for each in queue)
 
     def count(self, node_id: str | None = None) -> int:
         """Return the number of requests in flight to the node, or to all nodes."""

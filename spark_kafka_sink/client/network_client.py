@@ -56,6 +56,8 @@ _FIRST_CLIENT_THROTTLED: Final = {
     ApiKey.ADD_OFFSETS_TO_TXN: 1,
     ApiKey.END_TXN: 1,
     ApiKey.TXN_OFFSET_COMMIT: 1,
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: 0,
+    ApiKey.PUSH_TELEMETRY: 0,
 }
 """From this version on a broker answers a throttled request at once, and the client waits (KIP-219)."""
 _LOG_LEVELS: Final = {

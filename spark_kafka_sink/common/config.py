@@ -56,6 +56,13 @@ class ProducerConfig(SecurityConfig):
         " resolve_canonical_bootstrap_servers_only: the same, but each host of bootstrap.servers is first replaced"
         " by the names that reverse DNS gives for its addresses; with TLS only for sasl.mechanism=GSSAPI.",
     )
+    enable_metrics_push: bool = option(
+        parsers.boolean,
+        True,
+        "boolean",
+        "Push metrics to brokers that have a plugin for them and a subscription (KIP-714). It needs the extra telemetry"
+        " on the executors.",
+    )
     acks: int = option(
         parsers.acks,
         "all",
@@ -314,7 +321,6 @@ _JAVA_ONLY: Final[Mapping[str, str]] = {
     "security.providers": "no Java class is loaded here; leave it out",
     "config.providers": "no Java class is loaded here; resolve the value before you pass it",
     "auto.include.jmx.reporter": "this client has no JMX; read the producer's metrics() instead",
-    "enable.metrics.push": "this client pushes no metrics to brokers; leave it out",
     "metrics.num.samples": "the producer's metrics keep fixed windows; leave it out",
     "metrics.sample.window.ms": "the producer's metrics keep fixed windows; leave it out",
     "metrics.recording.level": "the producer's metrics have one level; leave it out",

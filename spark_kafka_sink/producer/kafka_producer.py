@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -52,6 +53,7 @@ from spark_kafka_sink.producer.record_fields import (
     to_bytes,
 )
 from spark_kafka_sink.producer.sender import Sender
+from spark_kafka_sink.producer.telemetry import telemetry_of
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata, Offsets, OperationResult
 from spark_kafka_sink.producer.transactions import Idempotence, PreparedTransaction, TransactionManager
 from spark_kafka_sink.producer.writes import WriteReport, table_and_formats, write_table
@@ -281,7 +283,7 @@ class KafkaProducer:
         self.config = config
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
-        self._process_id = os.getpid()
+        self._process_id, self._is_closed = os.getpid(), False
         self._size_limit = SizeLimit(self.config)
         self._metadata = metadata or ProducerMetadata.of(self.config, self._clock, self._rng)
         if metadata is None:
@@ -307,8 +309,8 @@ class KafkaProducer:
         sizes, room_of = self._accumulator.sizes, self._accumulator.room
         self._partitioners = Partitioners(sizes, is_adaptive, self._rng, room_of, ignores_keys)
         self._timestamps = TimestampWatch()
-        self._is_closed = False
-        self.sender = self._make_sender(client_or_own, idempotence)
+        self._telemetry = telemetry_of(config, self._metrics, self._transactions, api_versions, self._clock, self._rng)
+        self.sender = _sender_of(self, client_or_own, idempotence)
         wake, waited = self.sender.wakeup_for_metadata, partial(self._metrics.call_returned, "metadata-wait")
         self._topics = TopicWaiter(self.config, self._metadata, self._clock, wake, waited)
         self._thread: threading.Thread | None = None
@@ -321,37 +323,12 @@ class KafkaProducer:
             sender=self.sender,
             is_sender_thread=self._is_sender_thread,
         )
-        self._blocks = self._make_block_appender()
+        self._blocks = _block_appender_of(self)
         if client is None:
             name = f"kafka-producer-network-thread-{self.client_id}"
             self._thread = threading.Thread(target=self.sender.run, name=name, daemon=True)
             self._thread.start()
             log.info("Producer %s (client.id) has started", self.client_id)
-
-    def _make_sender(self, client: KafkaClient, idempotence: Idempotence | None) -> Sender:
-        return Sender(
-            config=self.config,
-            codec=self._codec,
-            client=client,
-            metadata=self._metadata,
-            accumulator=self._accumulator,
-            idempotence=idempotence,
-            metrics=self._metrics,
-            on_loads=self._partitioners.update_loads,
-            clock=self._clock,
-        )
-
-    def _make_block_appender(self) -> BlockAppender:
-        return BlockAppender(
-            config=self.config,
-            clock=self._clock,
-            size_limit=self._size_limit,
-            topics=self._topics,
-            partitioners=self._partitioners,
-            accumulator=self._accumulator,
-            join=self._transaction_calls.join,
-            wakeup=self.sender.wakeup,
-        )
 
     def __repr__(self) -> str:
         if os.getpid() != self._process_id:  # a fork: its locks may have been taken then
@@ -603,6 +580,21 @@ class KafkaProducer:
         """Return the state of each connection, by node-id and `host:port`. The Java client has no such group."""
         return self._metrics.by_connection(self._clock.now_ms())
 
+    def client_instance_id(self, timeout: float) -> uuid.UUID | None:
+        """Return the id that brokers gave this producer for its telemetry (KIP-714). They show it as base64.
+
+        Waits up to `timeout` seconds. None: no broker that collects metrics has answered so far. Raises
+        IllegalStateError with enable.metrics.push=false, for a `timeout` below 0, and in a callback.
+        """
+        self._ensure_same_process()
+        if timeout < 0:
+            raise IllegalStateError(f"client_instance_id(timeout={timeout!r}): give seconds, or 0 to wait for nothing.")
+        if self._telemetry is None:
+            raise IllegalStateError("This producer has no client instance id: set enable.metrics.push=true.")
+        if self._is_sender_thread():
+            raise IllegalStateError("A callback cannot wait for the client instance id: its own thread asks for it.")
+        return self._telemetry.client_instance_id(int(timeout * 1000))
+
     # ---- flush and close -------------------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
@@ -659,6 +651,34 @@ class KafkaProducer:
             raise IllegalStateError(
                 f"This producer belongs to process {self._process_id}; after a fork each process makes its own."
             )
+
+
+def _sender_of(producer: KafkaProducer, client: KafkaClient, idempotence: Idempotence | None) -> Sender:
+    return Sender(
+        config=producer.config,
+        codec=producer._codec,
+        client=client,
+        metadata=producer._metadata,
+        accumulator=producer._accumulator,
+        idempotence=idempotence,
+        metrics=producer._metrics,
+        on_loads=producer._partitioners.update_loads,
+        clock=producer._clock,
+        telemetry=producer._telemetry,
+    )
+
+
+def _block_appender_of(producer: KafkaProducer) -> BlockAppender:
+    return BlockAppender(
+        config=producer.config,
+        clock=producer._clock,
+        size_limit=producer._size_limit,
+        topics=producer._topics,
+        partitioners=producer._partitioners,
+        accumulator=producer._accumulator,
+        join=producer._transaction_calls.join,
+        wakeup=producer.sender.wakeup,
+    )
 
 
 def _wait_for(

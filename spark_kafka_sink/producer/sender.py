@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final
 
@@ -16,7 +16,7 @@ from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.metadata_view import MetadataCache
 from spark_kafka_sink.client.seams import ClientResponse, KafkaClient
 from spark_kafka_sink.common.clock import Clock
-from spark_kafka_sink.common.cluster import Node, TopicPartition
+from spark_kafka_sink.common.cluster import Node, PartitionInfo, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
     BufferExhaustedError,
@@ -33,6 +33,7 @@ from spark_kafka_sink.producer.produce_response import BatchOutcomes
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import ReadyCheck, RecordAccumulator
+from spark_kafka_sink.producer.telemetry import ClientTelemetry
 from spark_kafka_sink.producer.transactions import Idempotence, TransactionManager
 from spark_kafka_sink.protocol.framing import RecordChunks
 from spark_kafka_sink.protocol.produce import ProduceRequest
@@ -64,6 +65,7 @@ class Sender:
         metrics: ProducerMetrics,
         on_loads: LoadListener,
         clock: Clock,
+        telemetry: ClientTelemetry | None = None,
     ) -> None:
         self._config = config
         self._client = client
@@ -74,6 +76,7 @@ class Sender:
         self._metrics = metrics
         self._on_loads = on_loads
         self._clock = clock
+        self._telemetry = telemetry
         self._codec = codec
         self._has_zstd = codec.name == "zstd"
         self._guarantees_order = config.max_in_flight_requests_per_connection == 1
@@ -94,8 +97,7 @@ class Sender:
         self._until_end = threading.Lock()
         self._until_end.acquire()
         self._thread_id: int | None = None
-        self._is_running = True
-        self._is_forced = False
+        self._is_running, self._is_forced = True, False
         self._failed_turn: tuple[Exception, int] | None = None
         """The error and time of the last failed turn."""
 
@@ -141,11 +143,18 @@ class Sender:
             lost = ProducerClosedError(f"The producer {how} before this was acknowledged.")
             last_first.callback(self._accumulator.abort_incomplete, lost)
             last_first.callback(self._accumulator.close)
+            if self._telemetry is not None:
+                last_first.callback(self._telemetry.close)
             self._metrics.requests_in_flight = 0
 
     def _has_work(self) -> bool:
+        """Return whether a close must wait. Telemetry counts only once everything else is done."""
         is_ending = self._transactions is not None and self._transactions.is_completing
-        return self._accumulator.has_undrained or self._client.has_in_flight_requests() or is_ending
+        telemetry = self._telemetry
+        is_waiting = self._client.in_flight_request_count() > (0 if telemetry is None else telemetry.in_flight)
+        if self._accumulator.has_undrained or is_waiting or is_ending:
+            return True
+        return telemetry is not None and telemetry.is_ending(self._clock.now_ms())
 
     def _run_safely(self) -> None:
         try:
@@ -218,6 +227,8 @@ class Sender:
         self._poll(timeout_ms, now_ms)
 
     def _poll(self, timeout_ms: int, now_ms: int) -> None:
+        if self._telemetry is not None:
+            timeout_ms = min(timeout_ms, self._telemetry.turn(self._client, now_ms))
         self._metrics.requests_in_flight = self._client.in_flight_request_count()
         self._client.poll(timeout_ms, now_ms)
 
@@ -400,16 +411,7 @@ class Sender:
         unavailable = self._availability.unavailable(now_ms)
         for topic, queue_sizes in check.queue_sizes.items():
             available = cache.cluster.available_partitions_for_topic(topic)
-            sizes: dict[int, int] = {}
-            if len(queue_sizes) >= len(available):  # else a partition that was never used would never be chosen
-                sizes = queue_sizes
-                if unavailable:
-                    sizes = {
-                        info.partition: queue_sizes[info.partition]
-                        for info in available
-                        if info.leader is not None and info.leader.id not in unavailable
-                    }
-            self._on_loads(topic, sizes, len(available))
+            self._on_loads(topic, _usable(queue_sizes, available, unavailable), len(available))
 
     def _send_produce_request(self, node_id: int, batches: list[ProducerBatch], now_ms: int) -> None:
         by_topic: dict[str, list[tuple[int, RecordChunks]]] = {}
@@ -444,3 +446,20 @@ class Sender:
             self._client.new_client_request(str(node_id), request, now_ms, expects_response, None, settle), now_ms
         )
         self._on_wire.update(batches)
+
+
+def _usable(
+    queue_sizes: Mapping[int, int], available: Sequence[PartitionInfo], unavailable: Collection[int]
+) -> Mapping[int, int]:
+    """Return the queue sizes of partitions whose leaders are not `unavailable`, by partition. Empty if a partition was
+    never used: otherwise it would never be chosen.
+    """
+    if len(queue_sizes) < len(available):
+        return {}
+    if not unavailable:
+        return queue_sizes
+    return {
+        info.partition: queue_sizes[info.partition]
+        for info in available
+        if info.leader is not None and info.leader.id not in unavailable
+    }

@@ -48,6 +48,8 @@ class ApiKey(IntEnum):
     DESCRIBE_QUORUM = 55
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
+    GET_TELEMETRY_SUBSCRIPTIONS = 71
+    PUSH_TELEMETRY = 72
 
 
 class VersionRange(NamedTuple):
@@ -91,6 +93,8 @@ SUPPORTED_VERSIONS: Final[Mapping[ApiKey, VersionRange]] = {
     ApiKey.DESCRIBE_CONFIGS: VersionRange(1, 4),
     # 0 has no time.
     ApiKey.DESCRIBE_QUORUM: VersionRange(1, 2),
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: VersionRange(0, 0),
+    ApiKey.PUSH_TELEMETRY: VersionRange(0, 0),
 }
 
 
@@ -181,6 +185,8 @@ _LATEST_BY_RELEASE: Final[Mapping[ApiKey, Sequence[tuple[int, str]]]] = {
     ApiKey.DESCRIBE_QUORUM: ((0, "3.0"), (1, "3.3"), (2, "3.9")),
     ApiKey.DESCRIBE_TRANSACTIONS: ((0, "3.0"),),
     ApiKey.LIST_TRANSACTIONS: ((0, "3.0"), (1, "3.8"), (2, "4.1")),
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: ((0, "3.7"),),
+    ApiKey.PUSH_TELEMETRY: ((0, "3.7"),),
 }  # fmt: skip
 """Pairs of a version and the release that brought it. A version between two pairs came with the earlier one.
 

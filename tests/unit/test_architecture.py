@@ -43,7 +43,7 @@ ONLY_ROOMS = {
     "pyspark": {"sink"},
     "javaproperties": {"sink"},
     "openlineage": {"sink"},
-    "opentelemetry": {"sink"},
+    "opentelemetry": {"producer", "sink"},
     "jgo": {"local"},
     "rich": {"local"},
 }

@@ -17,8 +17,9 @@ from support.scripted_broker.exchange import Exchange, Reply
 from support.scripted_broker.faults import Hook, Script
 from support.scripted_broker.partition_log import PartitionLog
 from support.scripted_broker.sasl import SaslListener
+from support.scripted_broker.telemetry import TelemetryReceiver
 from support.scripted_broker.transaction_coordinator import TransactionCoordinator
-from support.scripted_broker.versions import KAFKA_4_1, VersionRanges
+from support.scripted_broker.versions import KAFKA_4_1, TELEMETRY, VersionRanges
 
 NO_LEADER = -1
 
@@ -103,6 +104,8 @@ class ScriptedCluster:
         """How far the controller's time of day is ahead; None: the client may not ask."""
         self.sasl: SaslListener | None = None
         """If it is set, every node requires a login."""
+        self.telemetry: TelemetryReceiver | None = None
+        """The plugin for metrics of clients. Without it no node offers the APIs."""
         self.requests: list[Exchange] = []
         """Every request, in order."""
         self.scripts: list[Script] = []
@@ -166,7 +169,10 @@ class ScriptedCluster:
         return self.coordinators.get(key, min(self.live_node_ids))
 
     def ranges_of(self, node_id: int) -> VersionRanges:
-        return self.node_versions.get(node_id, self.versions)
+        versions = self.node_versions.get(node_id, self.versions)
+        if self.telemetry is None or node_id not in (self.telemetry.node_ids or self.nodes):
+            return versions
+        return {**versions, **TELEMETRY}
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from support.scripted_broker import (
     offset_fetch,
     produce,
     sasl,
+    telemetry,
     txn_offset_commit,
 )
 from support.scripted_broker.exchange import Answer, Exchange, Reply
@@ -65,6 +66,8 @@ API_BY_KEY: dict[int, Api] = {
     ApiKey.DESCRIBE_QUORUM: Api(describe_quorum.respond, describe_quorum.refuse),
     ApiKey.DESCRIBE_TRANSACTIONS: Api(describe_transactions.respond, describe_transactions.refuse),
     ApiKey.LIST_TRANSACTIONS: Api(list_transactions.respond, list_transactions.refuse),
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: Api(telemetry.respond_subscriptions, telemetry.refuse),
+    ApiKey.PUSH_TELEMETRY: Api(telemetry.respond_push, telemetry.refuse),
 }
 
 

@@ -23,3 +23,6 @@ KAFKA_4_1: Final[VersionRanges] = {
     22: (0, 5), 24: (0, 5), 25: (0, 4), 26: (0, 5), 28: (0, 5), 32: (1, 4), 36: (0, 2), 55: (0, 2), 65: (0, 0),
     66: (0, 2),
 }  # fmt: skip
+
+TELEMETRY: Final[VersionRanges] = {71: (0, 0), 72: (0, 0)}
+"""What a broker of Kafka 3.7 or newer offers beside these, if it has a plugin for metrics of clients."""

@@ -25,6 +25,7 @@ def config(**settings: Any) -> ProducerConfig:
 
 
 KAFKAS_DEFAULTS = {
+    "enable.metrics.push": True,
     "acks": -1,
     "enable.idempotence": True,
     "max.in.flight.requests.per.connection": 5,

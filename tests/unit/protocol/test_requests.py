@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ from spark_kafka_sink.protocol.metadata import (
     time_of_quorum,
 )
 from spark_kafka_sink.protocol.produce import ProduceRequest
+from spark_kafka_sink.protocol.telemetry import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
 from spark_kafka_sink.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -70,6 +72,8 @@ REQUESTS: list[Request] = [
     DescribeQuorumRequest(),
     DescribeTopicConfigsRequest("t", ("cleanup.policy",)),
     ListTransactionsRequest(("Ongoing",), (7,)),
+    GetTelemetrySubscriptionsRequest(),
+    PushTelemetryRequest(uuid.uuid4(), 7, True, 4, b"metrics"),
 ]
 
 
