@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -48,6 +48,7 @@ class EmbeddedKafka:
       connections. The node then has a second listener at `proxied_address`, which advertises the proxy. The nodes, and
       the clients of `bootstrap_servers`, do not use the proxies.
     - `security`: listeners with TLS or login, beside the PLAINTEXT one; see `secured_servers`.
+    - `plugins`: jars with classes that `properties` name, such as a metric.reporters.
     - `log_dirs`: the number of folders for a node's partitions, like a broker's disks.
     - `data_dir`: the folder of the data. A later cluster may use it again; two at once may not. None: a temporary
       folder, which is removed at stop.
@@ -67,6 +68,7 @@ class EmbeddedKafka:
         features: Mapping[str, int] | None = None,
         advertised: Mapping[int, str] | None = None,
         security: BrokerSecurity | None = None,
+        plugins: Sequence[Path] = (),
         log_dirs: int = 1,
         data_dir: Path | None = None,
         tuned_for: str = "start",
@@ -83,6 +85,7 @@ class EmbeddedKafka:
         self._features = dict(features or {})
         self._advertised = dict(advertised or {})
         self._security = security
+        self._plugins = [jar.absolute() for jar in plugins]  # each broker runs in its own folder
         self._log_dirs = log_dirs
         self._data_dir = data_dir.absolute() if data_dir is not None else None
         self._tuned_for = tuned_for
@@ -140,7 +143,8 @@ class EmbeddedKafka:
         jvm = with_class_archive(Jvm(find_java(), self._release, jars), cache)
         self._archive = jvm.archive
         properties = self._security.system_properties() if self._security is not None else {}
-        jvm = replace(jvm, system_properties=properties, tuned_for=self._tuned_for)
+        jars = [*jars, *self._plugins]  # behind those of the archive, which may be only a beginning of the class path
+        jvm = replace(jvm, jars=jars, system_properties=properties, tuned_for=self._tuned_for)
         deadline = time.monotonic() + self._start_timeout_s
         try:
             self._claim_data()
