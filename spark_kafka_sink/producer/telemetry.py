@@ -7,8 +7,9 @@ org.apache.kafka.common.telemetry.internals.ClientTelemetryReporter, NetworkClie
 Differences from the Java client:
 
 - A broker that does not offer the APIs is never asked. The Java client asks once in five minutes.
-- If a push gets no answer, the next one follows after the interval, with the same subscription, which every broker
-  knows. A question without an answer is asked again after a pause that doubles. In Java either may end telemetry.
+- If a push gets no answer, the next one follows after the interval, which doubles each time, with the same
+  subscription: every broker knows it. A question without an answer is asked again after a pause that doubles. In Java
+  either may end telemetry.
 - Errors that the KIP does not name delay the next question by one interval. In Java they end telemetry.
 - No pushed metric matches the brokers' prefixes: nothing is pushed, and they are asked again after the interval.
 - The last push has the counts of the last records, because it is sent after these. A close waits for it at most
@@ -54,6 +55,7 @@ _EARLIEST_PUSH: Final = 0.5
 _LATEST_PUSH: Final = 1.5
 """The first push comes after this part of the interval, so that clients that start together do not push together."""
 _FIRST_RETRY_MS: Final = 1_000
+_MOST_DOUBLINGS: Final = 6
 _FIRST_SEARCH_MS: Final = 100
 _LONGEST_SEARCH_MS: Final = 30_000
 """The first and the longest pause before the next look for a broker that can be asked."""
@@ -123,6 +125,7 @@ class TelemetryStates:
         self._rng = rng
         self._retry_backoff = retry_backoff
         self._losses = 0
+        """Requests without an answer since the last one with an answer."""
         self.state = State.NOT_OFFERED
         self.due_ms = NEVER_MS
         self.subscription: Subscription | None = None
@@ -157,11 +160,9 @@ class TelemetryStates:
             self._move(State.SUBSCRIPTION_NEEDED, now_ms + subscription.push_interval_ms)
 
     def pushed(self, now_ms: int) -> None:
-        """A broker took a push, or nobody knows whether one did."""
-        if self.is_terminating:
-            self.stop()
-        elif self.state is State.PUSH_IN_PROGRESS:
-            self._move(State.PUSH_NEEDED, now_ms + self.interval_ms)
+        """A broker took a push."""
+        self._losses = 0
+        self._push_next(now_ms + self.interval_ms)
 
     def nothing_to_push(self, now_ms: int) -> None:
         """No metric matches: ask again after the interval, as without a subscription."""
@@ -180,13 +181,15 @@ class TelemetryStates:
             self._move(State.SUBSCRIPTION_NEEDED, now_ms + self.interval_ms)
 
     def unanswered(self, now_ms: int) -> None:
-        """The connection was lost before the answer."""
+        """The connection was lost before the answer. Pushes that get no answer come less and less often: each may have
+        held up the records on its connection until that was closed.
+        """
+        pause_ms = min(self._retry_backoff.backoff_ms(self._losses), self.interval_ms)
         if self.state is State.SUBSCRIPTION_IN_PROGRESS:
-            pause_ms = min(self._retry_backoff.backoff_ms(self._losses), self.interval_ms)
-            self._losses += 1
             self._move(State.SUBSCRIPTION_NEEDED, now_ms + pause_ms)
         else:
-            self.pushed(now_ms)
+            self._push_next(now_ms + (self.interval_ms << min(self._losses, _MOST_DOUBLINGS)))
+        self._losses += 1
 
     def delay(self, due_ms: int) -> None:
         """What is due cannot be sent before `due_ms`."""
@@ -201,6 +204,12 @@ class TelemetryStates:
 
     def stop(self) -> None:
         self._move(State.TERMINATED, FOREVER_MS)
+
+    def _push_next(self, due_ms: int) -> None:
+        if self.is_terminating:
+            self.stop()
+        elif self.state is State.PUSH_IN_PROGRESS:
+            self._move(State.PUSH_NEEDED, due_ms)
 
     def _move(self, state: State, due_ms: int) -> None:
         if self.state is not State.TERMINATED:
@@ -226,6 +235,7 @@ class ClientTelemetry:
         """The broker of the last request. As the KIP says, the next one goes there too, as long as that is possible."""
         self._known = OperationResult("GetTelemetrySubscriptions")
         self._ends_ms = FOREVER_MS
+        self._warned_codes: set[int] = set()
         self.states = TelemetryStates(rng, ExponentialBackoff.doubling(_FIRST_RETRY_MS, DEFAULT_PUSH_INTERVAL_MS, rng))
         self.in_flight = 0
         """Requests of telemetry without an answer yet. A close does not wait for them."""
@@ -381,8 +391,9 @@ class ClientTelemetry:
         level = logging.DEBUG
         if reaction is Reaction.STOP:
             level = logging.ERROR
-        elif code not in REACTIONS:
+        elif code not in REACTIONS and code not in self._warned_codes:
             level = logging.WARNING
+            self._warned_codes.add(code)
         log.log(level, "Node %s refused the telemetry of %s: %s", node_id, self._client_id, error)
         if is_push and not self.states.is_terminating:
             self._payloads.refused()

@@ -42,6 +42,7 @@ class PayloadMaker:
         self._refused_codecs: set[int] = set()
         self._last_codec = _NO_CODEC
         self._warned_limit = 0
+        self._is_prepared = False
         self.is_possible = True
         """False once the packages of the extra turned out to be missing."""
 
@@ -49,7 +50,9 @@ class PayloadMaker:
         """Begin to import what a push needs, in a thread of its own: the import may take long, and the Sender's records
         must not wait for it.
         """
-        threading.Thread(target=_encoder, name="kafka-producer-telemetry-import", daemon=True).start()
+        if not self._is_prepared:
+            self._is_prepared = True
+            threading.Thread(target=_encoder, name="kafka-producer-telemetry-import", daemon=True).start()
 
     def make(self, subscription: Subscription, now_ms: int, wall_ms: int) -> Payload | None:
         """Return the payload, or None if no metric is wanted or none fits, or if packages are missing."""

@@ -307,6 +307,15 @@ def test_broker_that_always_refuses_gets_one_push_in_an_interval() -> None:
     assert asked(harness) <= 110
 
 
+def test_error_that_the_kip_does_not_name_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    harness, _ = collecting()
+    harness.cluster.on(PUSH, faults.fail_with(31), times=None)
+    harness.run_for(20 * INTERVAL_MS)
+    assert pushed(harness) > 3
+    told = [record for record in caplog.records if "refused the telemetry" in record.getMessage()]
+    assert [record.levelname for record in told if record.levelno >= logging.WARNING] == ["WARNING"]
+
+
 def test_refused_codec_is_not_used_again() -> None:
     harness, receiver = collecting(codec_ids=(4, 3))
     harness.cluster.on(PUSH, faults.fail_with(Code.UNSUPPORTED_COMPRESSION_TYPE))

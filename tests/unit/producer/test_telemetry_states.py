@@ -128,6 +128,20 @@ def test_first_push_comes_after_half_to_one_and_a_half_intervals() -> None:
     assert INTERVAL_MS * 1.4 < max(waits) <= INTERVAL_MS * 1.5, f"seed {seed}"
 
 
+def test_pushes_without_an_answer_come_less_and_less_often() -> None:
+    """A plugin that hangs holds up records until the connection is closed: this must not happen at each interval."""
+    states = in_state(State.PUSH_NEEDED, SOME)
+    waits = []
+    for _ in range(8):
+        states.sent()
+        states.unanswered(NOW_MS)
+        waits.append((states.due_ms - NOW_MS) // INTERVAL_MS)
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 64]
+    states.sent()
+    states.pushed(NOW_MS)
+    assert states.due_ms == LATER
+
+
 def test_lost_questions_wait_twice_as_long_each_time_and_never_longer_than_the_interval() -> None:
     states = in_state(State.SUBSCRIPTION_NEEDED, SOME)
     waits = []
