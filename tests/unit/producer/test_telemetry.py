@@ -19,6 +19,7 @@ from support.scripted_broker.telemetry import TelemetryReceiver
 from support.transaction_harness import TransactionHarness
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
+from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import IllegalStateError, SaslAuthenticationError
 from spark_kafka_sink.producer import telemetry_payload
 from spark_kafka_sink.producer.telemetry import LAST_PUSH_MS, ClientTelemetry, Code, State, kafka_text
@@ -35,7 +36,7 @@ def collecting(settings: dict[str, Any] | None = None, **more: Any) -> tuple[Pro
     subscription.
     """
     node_count = more.pop("node_count", 1)
-    harness = ProducerHarness({**AT_ONCE, **(settings or {})}, node_count=node_count)
+    harness = ProducerHarness({**AT_ONCE, **(settings or {})}, node_count=node_count, topics={TOPIC: node_count})
     receiver = harness.cluster.telemetry = TelemetryReceiver(**{"interval_ms": INTERVAL_MS, **more})
     harness.warm_up()
     if harness.producer._telemetry is not None:
@@ -447,7 +448,7 @@ def test_broker_without_a_receiver_gets_no_request() -> None:
     harness = ProducerHarness(AT_ONCE, node_count=2, topics={TOPIC: 2})
     receiver = harness.cluster.telemetry = TelemetryReceiver(interval_ms=INTERVAL_MS, node_ids=frozenset({1}))
     harness.warm_up()
-    harness.run_until(lambda: len(receiver.pushes) >= 3, 3_600_000)
+    harness.run_until(lambda: len(receiver.pushes) >= 3, 120_000)
     assert {exchange.node_id for key in (GET, PUSH) for exchange in harness.cluster.requests_of(key)} == {1}
 
 
@@ -612,11 +613,14 @@ def test_close_does_not_wait_for_a_question_in_flight() -> None:
 def test_close_during_a_push_pushes_once_more_and_ignores_the_first_answer() -> None:
     harness, receiver = collecting()
     harness.cluster.on(PUSH, faults.delay(300))
+    harness.cluster.on(PUSH, faults.delay(600))
     harness.run_until(lambda: telemetry_of(harness).in_flight)
     harness.send()
+    before_ms = harness.now_ms
     harness.close()
     assert [push.is_terminating for push in receiver.pushes] == [False, True]
     assert [push.value(SENT) for push in receiver.pushes] == [1, 1]
+    assert harness.now_ms - before_ms >= 600
 
 
 def test_close_opens_no_connection_for_the_last_push() -> None:
@@ -624,9 +628,11 @@ def test_close_opens_no_connection_for_the_last_push() -> None:
     harness.network.stop(0)
     harness.run_for(100)
     before_ms = harness.now_ms
+    connected_to: list[Node] = []
+    harness.client.ready = lambda node, now_ms: connected_to.append(node) or False
     harness.close()
     assert harness.now_ms - before_ms < 10
-    assert pushed(harness) == 0
+    assert (pushed(harness), connected_to) == (0, [])
 
 
 def test_forced_close_pushes_nothing() -> None:
