@@ -42,6 +42,8 @@ ROWS = 10_000
 NOW_MS = 1_700_000_000_000
 CODECS = ("lz4", "snappy", "zstd", "gzip")
 BATCH_BYTES = 256 << 10
+TRACEPARENT = "traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+"""The header of all records of a task, with telemetry.headers.traceparent=true."""
 
 Case = tuple[str, int, Callable[[], object]]
 """Name, units of work (records, or bytes), and the work."""
@@ -117,6 +119,7 @@ def encoding(column: pa.Array, name: str) -> Callable[[], object]:
 
 def groups() -> Mapping[str, list[Case]]:
     keyed, unkeyed = columns(ROWS), columns(ROWS, keyed=False)
+    traced = keyed.with_header(TRACEPARENT)
     rows_of_flights = flights(ROWS)
     small, large = columns(ROWS // 10), columns(ROWS * 3)
     deltas = np.arange(ROWS)
@@ -140,6 +143,8 @@ def groups() -> Mapping[str, list[Case]]:
             ("encode, keyed", ROWS, partial(encode_columns, keyed, deltas, None)),
             ("encode, unkeyed", ROWS, partial(encode_columns, unkeyed, deltas, None)),
             ("encode, keyed, with timestamps", ROWS, partial(encode_columns, keyed, deltas, deltas)),
+            ("traceparent into headers", ROWS, partial(keyed.with_header, TRACEPARENT)),
+            ("encode, keyed, with traceparent", ROWS, partial(encode_columns, traced, deltas, None)),
             ("partitions by murmur2", ROWS, partial(partitions_for_keys, keyed.key, 4)),
             ("Python values to columns", ROWS, partial(RecordColumns.from_rows, values, keys)),
         ],

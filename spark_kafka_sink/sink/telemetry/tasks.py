@@ -172,7 +172,7 @@ def _facts(counts: list[RowCounts], durations_ms: Mapping[str, int], client_id: 
     places = {place for each in counts for place in each.delivered}
     return without_unknown(
         {
-            "messaging.batch.message_count": sum(each.acknowledged + each.failed for each in counts),
+            "messaging.batch.message_count": rows.acknowledged + rows.failed,
             "messaging.client.id": client_id,
             "messaging.destination.partition.id": str(next(iter(places)).partition) if len(places) == 1 else None,
             "kafka_sink.bytes": sum(each.size for each in rows.delivered.values()),
