@@ -380,6 +380,22 @@ def test_row_that_is_too_large_only_with_the_header_is_a_dead_letter(kept: KeptT
         assert [sent.topic for sent in producer.sent] == ["dead" if is_dead else "orders"]
 
 
+@pytest.mark.parametrize("options", [WITH_HEADER, {**WITH_HEADER, **LETTERS}], ids=["rows", "with dead letters"])
+def test_task_whose_rows_are_written_already_has_no_span(kept: KeptTelemetry, options: dict[str, str]) -> None:
+    class Skipping(Remembering):
+        is_written_already = True
+
+        def takes(self, topic: str, columns: RecordColumns) -> bool:
+            return False
+
+    used = config(**options)
+    letters = DeadLetters(used, size_limits(TopicLimits()), TaskPlace()) if options != WITH_HEADER else None
+    task = TaskDelivery(used, ScriptedPool(ScriptedProducer()), Skipping(), letters)
+    task.send_each(columns_by_topic(used, task.sifted({"value": pa.array(["good", "bad" * 1_000_000])})))
+    task.finish()
+    assert (kept.spans, kept.waits_s) == ([], [])
+
+
 @pytest.mark.parametrize("limit", [None, 10_000])
 def test_dead_letter_has_the_header_too(kept: KeptTelemetry, limit: int | None) -> None:
     used = config(**WITH_HEADER, **LETTERS)
