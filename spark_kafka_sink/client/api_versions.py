@@ -45,6 +45,11 @@ class ApiVersions:
         """
         return api_key in self._ever_offered
 
+    def is_offered(self, api_key: ApiKey) -> bool:
+        """Return whether a connected node offers this API."""
+        with self._lock:
+            return any(api_key in versions.ranges for versions in self._by_node.values())
+
     def finalized_feature(self, name: str) -> int:
         """Return the level of a feature such as transaction.version; 0 if no node has reported it."""
         with self._lock:

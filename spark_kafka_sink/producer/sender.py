@@ -76,7 +76,7 @@ class Sender:
         self._metrics = metrics
         self._on_loads = on_loads
         self._clock = clock
-        self._telemetry = telemetry
+        self._telemetry, self._telemetry_ms = telemetry, FOREVER_MS
         self._codec = codec
         self._has_zstd = codec.name == "zstd"
         self._guarantees_order = config.max_in_flight_requests_per_connection == 1
@@ -207,6 +207,8 @@ class Sender:
         now_ms = self._clock.now_ms()
         for batch in self._accumulator.expired_batches(now_ms):  # before the drain: failed batches must not be sent
             self._outcomes.expire(batch, now_ms)
+        if self._telemetry is not None:  # before the records, which may fill the connections in each turn
+            self._telemetry_ms = self._telemetry.turn(self._client, now_ms)
         idempotence = self._idempotence
         if idempotence is not None:
             if isinstance(idempotence, ProducerIdentity):
@@ -227,10 +229,8 @@ class Sender:
         self._poll(timeout_ms, now_ms)
 
     def _poll(self, timeout_ms: int, now_ms: int) -> None:
-        if self._telemetry is not None:
-            timeout_ms = min(timeout_ms, self._telemetry.turn(self._client, now_ms))
         self._metrics.requests_in_flight = self._client.in_flight_request_count()
-        self._client.poll(timeout_ms, now_ms)
+        self._client.poll(min(timeout_ms, self._telemetry_ms), now_ms)
 
     def wakeup(self) -> None:
         """End a waiting poll. From any thread."""

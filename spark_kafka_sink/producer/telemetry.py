@@ -264,7 +264,7 @@ class ClientTelemetry:
             self._send_due(client, now_ms)
         except Exception:
             self._fail("Its request could not be made or sent.")
-        return max(states.due_ms - now_ms, 0)
+        return states.due_ms - now_ms if states.due_ms > now_ms else _FIRST_SEARCH_MS
 
     def is_ending(self, now_ms: int) -> bool:
         """Return whether a close should wait for the last push. The first call makes that push due."""
@@ -284,7 +284,7 @@ class ClientTelemetry:
             return
         node = self._choose(client, now_ms)
         if node is None or not client.ready(node, now_ms):
-            self._wait(node, now_ms)
+            self._wait(now_ms)
             return
         self._node = node if node.id >= 0 else None  # a bootstrap server's connection is not kept
         self._searches = 0
@@ -310,13 +310,11 @@ class ClientTelemetry:
         is_connected = self._api_versions.get(node.id_string) is not None
         return None if is_connected or self.states.is_terminating else node
 
-    def _wait(self, node: Node | None, now_ms: int) -> None:
-        """Try again later: soon if the node is only busy, and after pauses that double if it is not connected."""
+    def _wait(self, now_ms: int) -> None:
+        """Try again in each turn if brokers are only busy, and after pauses that double if none is connected."""
         if self.states.is_terminating:
             self.states.stop()
-        elif node is not None and self._offers(node):
-            self.states.delay(now_ms + _FIRST_SEARCH_MS)
-        else:
+        elif not self._api_versions.is_offered(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS):
             self.states.delay(now_ms + self._search_backoff.backoff_ms(self._searches))
             self._searches += 1
 

@@ -105,3 +105,15 @@ def test_features_of_the_highest_epoch_outlive_the_node() -> None:
     assert registry.finalized_feature("transaction.version") == 2
     registry.update("2", versions({"transaction.version": 1}, 8))
     assert registry.finalized_feature("transaction.version") == 1
+
+
+def test_offered_api_is_known_while_a_node_is_connected_and_that_it_was_for_ever() -> None:
+    registry = ApiVersions()
+    registry.update("1", versions({}, 0))
+    assert not registry.was_offered(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS)
+    registry.update("2", NodeApiVersions({71: VersionRange(0, 0)}))
+    assert registry.was_offered(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS)
+    assert registry.is_offered(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS)
+    registry.remove("2")
+    assert registry.was_offered(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS)
+    assert not registry.is_offered(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS)

@@ -501,6 +501,25 @@ def test_records_do_not_wait_for_telemetry_in_flight() -> None:
     assert telemetry_of(harness).in_flight == 1
 
 
+def test_busy_producer_pushes_as_often_as_an_idle_one() -> None:
+    """Bug: a producer whose connection is always full pushed nothing, because its records went first in each turn."""
+    settings = {**AT_ONCE, "batch.size": "1", "max.in.flight.requests.per.connection": "2"}
+    harness = ProducerHarness(settings, latency_ms=lambda: 10)
+    receiver = harness.cluster.telemetry = TelemetryReceiver(interval_ms=1_000)
+    harness.warm_up()
+
+    def fill() -> None:
+        while sum(not delivery.is_settled for delivery in harness.deliveries[-10:]) < 10:
+            harness.send()
+
+    harness.on_turn = fill
+    harness.run_for(6_000)
+    assert len(harness.deliveries) > 500
+    times = [push.at_ms for push in receiver.pushes]
+    assert len(times) >= 4
+    assert all(later - earlier <= 1_200 for earlier, later in itertools.pairwise(times)), times
+
+
 def test_idle_sender_wakes_once_for_a_push() -> None:
     harness, receiver = collecting(interval_ms=300_000)
     harness.run_until(lambda: receiver.pushes, 500_000)
@@ -532,8 +551,9 @@ def test_client_instance_id_is_the_brokers() -> None:
 def test_client_instance_id_is_waited_for_without_a_send() -> None:
     harness = ProducerHarness(node_count=3)
     receiver = harness.cluster.telemetry = TelemetryReceiver()
-    found = harness.producer.client_instance_id(10)
-    assert found in receiver.instances
+    before_ms = harness.now_ms
+    assert harness.producer.client_instance_id(10) in receiver.instances
+    assert harness.now_ms - before_ms < 1_000
 
 
 def test_client_instance_id_is_none_without_a_receiver() -> None:
@@ -600,10 +620,8 @@ def test_close_waits_a_second_for_the_last_push_and_no_longer() -> None:
 
 
 def test_close_does_not_wait_for_a_question_in_flight() -> None:
-    harness = ProducerHarness(AT_ONCE)
-    harness.cluster.telemetry = TelemetryReceiver()
-    harness.cluster.on(GET, faults.lose_request(), times=None)
-    send(harness)
+    harness, _ = collecting(metrics=())
+    harness.cluster.on(GET, faults.delay(20_000))
     harness.run_until(lambda: telemetry_of(harness).in_flight)
     before_ms = harness.now_ms
     harness.close()
