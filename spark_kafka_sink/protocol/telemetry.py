@@ -12,6 +12,8 @@ from spark_kafka_sink.protocol.versions import ApiKey, Message, to_ms
 
 DEFAULT_PUSH_INTERVAL_MS: Final = 300_000
 """The interval of a broker that gives none (ClientTelemetryReporter.DEFAULT_PUSH_INTERVAL_MS)."""
+_LEAST_PUSH_INTERVAL_MS: Final = 100
+"""The shortest interval that Kafka's brokers allow (ClientMetricsConfigs). A shorter one would keep the Sender busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Subscription:
             response.client_instance_id,
             int(response.subscription_id),
             tuple("" if name == "*" else str(name) for name in response.requested_metrics),
-            interval_ms if interval_ms > 0 else DEFAULT_PUSH_INTERVAL_MS,
+            max(interval_ms, _LEAST_PUSH_INTERVAL_MS) if interval_ms > 0 else DEFAULT_PUSH_INTERVAL_MS,
             tuple(map(int, response.accepted_compression_types)),
             max(int(response.telemetry_max_bytes), 0),
             bool(response.delta_temporality),

@@ -46,6 +46,10 @@ def test_answer_without_an_interval_means_five_minutes(interval_ms: int) -> None
     assert subscription(push_interval=interval_ms).push_interval_ms == DEFAULT_PUSH_INTERVAL_MS == 5 * 60 * 1000
 
 
+def test_interval_is_at_least_100_ms() -> None:
+    assert subscription(push_interval=1).push_interval_ms == 100
+
+
 def test_answer_without_an_instance_id_is_refused() -> None:
     """ClientTelemetryUtilsTest.testValidateClientInstanceId."""
     with pytest.raises(ProtocolError, match="no client instance id"):
