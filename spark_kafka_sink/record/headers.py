@@ -30,6 +30,7 @@ from spark_kafka_sink.record.arrow import (
     int_values,
     is_bytes_like,
     null_mask,
+    too_large,
     value_bytes,
     value_offsets,
     value_size,
@@ -235,12 +236,48 @@ def encode_headers(headers: pa.Array) -> EncodedHeaders | None:
     if first == last:
         return None
     keys, values = (column.slice(first, last - first) for column in headers.values.flatten())
+    if _is_one_for_all(bounds, keys, values):
+        return _encoded_for_all(headers)
     key_sizes = to_binary(varint_fields(zigzag(byte_lengths(keys))), last - first)
     value_sizes = to_binary(varint_fields(zigzag(byte_lengths(values))), last - first)
     joined = pc.binary_join_element_wise(key_sizes, keys, value_sizes, values, _EMPTY, null_handling="skip")
     offsets = value_offsets(joined)[bounds - first]
     encoded = pa.BinaryArray.from_buffers(BINARY, rows, [None, pa.py_buffer(offsets), joined.buffers()[2]])
     return EncodedHeaders(bounds[1:] - bounds[:-1], encoded, (offsets[1:] - offsets[:-1]).astype(np.int64))
+
+
+def _is_one_for_all(bounds: Int64Array, keys: pa.BinaryArray, values: pa.BinaryArray) -> bool:
+    """Return whether each of several rows has one header, and all have the same one, with a value."""
+    rows = len(bounds) - 1
+    if rows < 2 or len(keys) != rows or not (bounds[1:] - bounds[:-1] == 1).all():
+        return False
+    return not values.null_count and _is_repeated(keys) and _is_repeated(values)
+
+
+def _is_repeated(column: pa.BinaryArray) -> bool:
+    """Return whether all cells are equal. Two looks are enough for most columns whose cells are not."""
+    offsets = value_offsets(column)
+    size = int(offsets[1] - offsets[0])
+    if size * len(column) != offsets[-1] - offsets[0] or not (offsets[1:] - offsets[:-1] == size).all():
+        return False
+    data = value_bytes(column)[offsets[0] : offsets[-1]]
+    return bool((data[:size] == data[len(data) - size :]).all()) and np.array_equal(
+        data[size:], data[: len(data) - size]
+    )
+
+
+def _encoded_for_all(headers: pa.Array) -> EncodedHeaders:
+    """Encode the header that each row has: telemetry.headers.traceparent writes one for all records of a task."""
+    rows = len(headers)
+    one = encode_headers(headers.slice(0, 1))
+    assert one is not None
+    content, size = one.encoded[0].as_py(), int(one.lengths[0])
+    if size * rows > MAX_COLUMN_BYTES:
+        raise too_large("headers")
+    encoded = binary_from_numpy(
+        np.arange(rows + 1, dtype=np.int32) * np.int32(size), np.frombuffer(content * rows, np.uint8)
+    )
+    return EncodedHeaders(np.ones(rows, np.int64), encoded, np.full(rows, size, np.int64))
 
 
 def headers_size(array: pa.Array) -> int:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -8,8 +10,10 @@ from hypothesis import strategies as st
 
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record import encoder
+from spark_kafka_sink.record import headers as headers_module
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import encode_columns, encode_rows, lone_record_sizes, parts_up_to
+from spark_kafka_sink.record.headers import encode_headers, headers_from_rows, with_missing_header
 from spark_kafka_sink.record.varints import MINUS_ONE, to_binary, varint_fields, zigzag
 
 
@@ -146,3 +150,57 @@ def test_parts_up_to_a_size_have_every_row_once_in_order(rows: int, size: int) -
 
 def test_no_rows_have_no_parts() -> None:
     assert [*parts_up_to(RecordColumns.from_rows([]), 1, 1)] == []
+
+
+# ---- one header for all records --------------------------------------------------------------------------------------
+
+ONE = [("traceparent", b"00-4bf9-01")]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [ONE] * 5,
+        [[("n", b"")]] * 5,
+        [[("", b"v")]] * 5,
+        [ONE, *[[("traceparent", b"00-4bf9-02")]] * 3, ONE],  # first and last are equal
+        [ONE, ONE, [("Traceparent", b"00-4bf9-01")], ONE, ONE],
+        [ONE, [("traceparent", b"00-4bf9-0")], [("traceparent", b"00-4bf9-010")], ONE, ONE],
+        [[("n", None)]] * 5,
+        [ONE, None, [*ONE, *ONE], ONE, ONE],
+        [[*ONE, *ONE]] * 5,
+        [None] * 5,
+    ],
+)
+@pytest.mark.parametrize("part", [slice(0, 5), slice(1, 4), slice(2, 3), slice(3, 3)])
+def test_header_that_all_records_have_is_encoded_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, rows: list[Any], part: slice
+) -> None:
+    column = headers_from_rows([[("before", b"1")], *rows, [("after", None)]]).slice(1, 5)[part]
+    ways: list[str] = []
+    fast = headers_module._encoded_for_all
+    monkeypatch.setattr(headers_module, "_encoded_for_all", lambda given: ways.append("fast") or fast(given))
+    found = encode_headers(column)
+    own = rows[part]
+    assert bool(ways) == (len(own) > 1 and own == [own[0]] * len(own) and _is_one_with_a_value(own[0]))
+    monkeypatch.setattr(headers_module, "_is_one_for_all", lambda *given: False)
+    expected = encode_headers(column)
+    if expected is None:
+        assert found is None
+        return
+    assert found is not None
+    assert found.encoded.to_pylist() == expected.encoded.to_pylist()
+    for name in ("counts", "lengths"):
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist()
+        assert getattr(found, name).dtype == getattr(expected, name).dtype
+
+
+def _is_one_with_a_value(headers: list[Any] | None) -> bool:
+    return headers is not None and len(headers) == 1 and headers[0][1] is not None
+
+
+def test_one_header_for_all_above_two_gib_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    column = with_missing_header(None, "n", b"x" * 10, 10)
+    monkeypatch.setattr(headers_module, "MAX_COLUMN_BYTES", 129)  # each takes 13 bytes
+    with pytest.raises(SerializationError, match="hand over fewer rows at a time"):
+        encode_headers(column)
