@@ -84,6 +84,6 @@ def new_process(monkeypatch: pytest.MonkeyPatch, **variables: str) -> Iterator[N
     finally:
         process._resource.cache_clear()
         for telemetry in made.values():
-            for provider in telemetry._providers:
-                if hasattr(provider, "shutdown"):
+            for provider in (*telemetry._providers, telemetry._unsent):
+                if provider is not None and hasattr(provider, "shutdown"):
                     provider.shutdown()

@@ -76,8 +76,12 @@ class GivenIds(IdGenerator):
 class Telemetry:
     """What a process records by. Any thread may call."""
 
-    def __init__(self, traces: TracerProvider, meters: MeterProvider) -> None:
-        self._providers = traces, meters
+    def __init__(
+        self, traces: TracerProvider, meters: MeterProvider, slow_meters: Callable[[], MeterProvider] | None = None
+    ) -> None:
+        """`slow_meters` makes the provider of `slow_meter`; None: the same as for `meter`."""
+        self._providers: list[TracerProvider | MeterProvider] = [traces, meters]
+        self._slow_meters = slow_meters
         self.tracer: Tracer = traces.get_tracer(_SCOPE, VERSION)
         self.meter: Meter = meters.get_meter(_SCOPE, VERSION)
         self._ids: GivenIds | None = None
@@ -86,6 +90,7 @@ class Telemetry:
         self._exports = Exports(self._flush)
         self._lock = threading.Lock()
         self._made: dict[Any, Any] = {}
+        self._unsent: MeterProvider | None = None
 
     def of_process(self, make: Callable[[Meter], _Made]) -> _Made:
         """Return what `make` makes of the meter, the same for each call: an instrument may be made once."""
@@ -94,6 +99,16 @@ class Telemetry:
                 self._made[make] = make(self.meter)
             found: _Made = self._made[make]
             return found
+
+    @functools.cached_property
+    def slow_meter(self) -> Meter:
+        """For many instruments, which `send` does not send: they go to the receiver each OTEL_METRIC_EXPORT_INTERVAL.
+        A task would wait for them tens of ms.
+        """
+        if self._slow_meters is None:
+            return self.meter
+        self._unsent = self._slow_meters()
+        return self._unsent.get_meter(_SCOPE, VERSION)
 
     @contextmanager
     def giving(self, trace_id: int, span_id: int | None = None) -> Iterator[None]:
@@ -147,7 +162,7 @@ def process_telemetry() -> Telemetry:
     if (found := _processes.get(process)) is None:
         with _making:
             if (found := _processes.get(process)) is None:
-                found = _processes[process] = Telemetry(_traces(), _meters())
+                found = _processes[process] = Telemetry(_traces(), meters := _meters(), _slow(meters))
                 atexit.register(_at_exit, found, process)
     return found
 
@@ -196,6 +211,11 @@ def _meters() -> MeterProvider:
     except Exception as error:
         _log_misfit("metrics", error)
         return metrics.NoOpMeterProvider()
+
+
+def _slow(meters: MeterProvider) -> Callable[[], MeterProvider] | None:
+    """Return what makes another provider like these; None if they are the user's."""
+    return None if meters is metrics.get_meter_provider() else _meters
 
 
 def _log_misfit(what: str, error: Exception) -> None:

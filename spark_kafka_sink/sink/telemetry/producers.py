@@ -5,7 +5,7 @@ Names and attributes are those of OpenTelemetry's instrumentation of the Java cl
 topics or nodes, only the latter is sent, because a sum over both would count twice. Rates are left out: receivers
 compute them of the totals. The attribute `producer` is a number that no other producer of the process has.
 
-Read when a receiver is about to be sent something, by the thread that sends: nothing is counted for it before.
+Read each OTEL_METRIC_EXPORT_INTERVAL, by the thread that sends: nothing is counted for it before.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ here raises. Used by the task's thread only.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from opentelemetry.context import Context
 from opentelemetry.metrics import Meter
@@ -28,7 +29,14 @@ from spark_kafka_sink.sink.telemetry.batches import (
     name_of,
     without_unknown,
 )
-from spark_kafka_sink.sink.telemetry.process import TRACEPARENT, context_of, guarded, process_telemetry, traceparent_of
+from spark_kafka_sink.sink.telemetry.process import (
+    TRACEPARENT,
+    Telemetry,
+    context_of,
+    guarded,
+    process_telemetry,
+    traceparent_of,
+)
 from spark_kafka_sink.sink.telemetry.producers import ProducerInstruments
 
 if TYPE_CHECKING:
@@ -128,7 +136,7 @@ class TaskTrace:
                 instruments.sent.add(delivered.records, common | {"messaging.destination.name": topic})
             if each.failed:
                 instruments.sent.add(each.failed, common | failure)
-        telemetry.of_process(_producers_of(self._pool)).observe_new()
+        _of_producers(telemetry, self._pool).observe_new()
         telemetry.send(TASK_WAIT_S)
 
 
@@ -139,12 +147,15 @@ def trace_of_batch(ids: QueryIds) -> int | None:
     return int.from_bytes(hashlib.sha256(f"{ids.run_id}/{ids.batch_id}".encode()).digest()[:16])
 
 
-_observers: Final[dict[int, Callable[[Meter], ProducerInstruments]]] = {}
+_instruments: Final[WeakKeyDictionary[ProducerPool, ProducerInstruments]] = WeakKeyDictionary()
 
 
-def _producers_of(pool: ProducerPool) -> Callable[[Meter], ProducerInstruments]:
-    """Return what makes the instruments of this pool's producers: the same function each time."""
-    return _observers.setdefault(id(pool), lambda meter: ProducerInstruments(meter, pool, SystemClock()))
+def _of_producers(telemetry: Telemetry, pool: ProducerPool) -> ProducerInstruments:
+    """Return the instruments of this pool's producers."""
+    found = _instruments.get(pool)
+    if found is None:
+        found = _instruments[pool] = ProducerInstruments(telemetry.slow_meter, pool, SystemClock())
+    return found
 
 
 def _place(ids: QueryIds) -> dict[str, Any]:

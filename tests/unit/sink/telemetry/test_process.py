@@ -79,7 +79,8 @@ def test_users_own_providers_are_used_and_not_replaced(monkeypatch: pytest.Monke
     monkeypatch.setattr(metrics, "get_meter_provider", lambda: meters)
     with new_process(monkeypatch):
         record(process_telemetry())
-        assert process_telemetry()._providers == (traces, meters)
+        assert process_telemetry()._providers == [traces, meters]
+        assert process_telemetry().slow_meter is process_telemetry().meter
     (span,) = spans.get_finished_spans()
     scope = span.instrumentation_scope
     assert scope is not None
@@ -118,6 +119,21 @@ def test_signals_can_be_switched_off_one_by_one(receiver: OtlpReceiver, monkeypa
         record(process_telemetry())
         assert process_telemetry().send(LONG_S)
     assert (receiver.spans, receiver.sums("done")) == ([], {(): 2})
+
+
+def test_slow_metrics_are_not_awaited_and_come_each_interval(
+    receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_process(monkeypatch, **receiver.environment(OTEL_METRIC_EXPORT_INTERVAL="3600000")):
+        telemetry = process_telemetry()
+        telemetry.slow_meter.create_counter("slow").add(3)
+        record(telemetry)
+        assert telemetry.send(LONG_S)
+        assert receiver.metrics() == {"done"}
+        telemetry._unsent.force_flush()  # as its own thread does after an hour
+        assert receiver.metrics() == {"done", "slow"}
+        (instance,) = {instance for instance, _, _ in receiver._points}
+        assert instance == receiver.spans[0].resource["service.instance.id"]
 
 
 # ---- ids -------------------------------------------------------------------------------------------------------------
