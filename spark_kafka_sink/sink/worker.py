@@ -62,6 +62,14 @@ def _sockets() -> Iterator[int]:
             continue
 
 
+# ---- its end ---------------------------------------------------------------------------------------------------------
+
+
+def stays() -> bool:
+    """Return whether this worker stays for other tasks after one that succeeds: spark.python.worker.reuse."""
+    return bool(os.environ.get("SPARK_REUSE_WORKER"))
+
+
 # ---- garbage collector -----------------------------------------------------------------------------------------------
 
 

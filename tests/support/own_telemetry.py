@@ -32,10 +32,12 @@ class KeptTelemetry:
         meters = MeterProvider([self._reader], Resource.get_empty(), shutdown_on_exit=False)
         self.telemetry = Telemetry(traces, meters)
         self.waits_s: list[float] = []
+        self.lingers: list[bool] = []
         self.telemetry.send = self._send  # type: ignore[method-assign]
 
-    def _send(self, wait_s: float = 0) -> bool:
+    def _send(self, wait_s: float = 0, *, may_linger: bool = False) -> bool:
         self.waits_s.append(wait_s)
+        self.lingers.append(may_linger)
         return True
 
     @property

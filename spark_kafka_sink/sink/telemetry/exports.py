@@ -15,36 +15,48 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+from spark_kafka_sink.common.clock import Clock, SystemClock
+
 log = logging.getLogger(__name__)
 
 _SUCCESS: Final = "SUCCESS"
+LINGER_MS: Final = 100
+"""How long small tasks, one after another in a worker, collect what they record. Each sending costs a task some ms."""
 
 
 class Exports:
     """The thread that sends, and those who wait for it. Any thread may call."""
 
-    def __init__(self, flush: Callable[[], object]) -> None:
+    def __init__(self, flush: Callable[[], object], clock: Clock | None = None) -> None:
         """`flush` sends all that is recorded, and returns when that is sent or given up."""
         self._flush = flush
+        self._clock = clock or SystemClock()
         self._changed = threading.Condition()
         self._wanted = 0
         self._done = 0
         self._thread: threading.Thread | None = None
         self._is_late = False
         """Whether a wait ended before its sending. Until that has ended, nothing waits."""
+        self._is_urgent = False
+        self._sent_ms: int | None = None
+        """When the last sending ended."""
 
-    def send(self, wait_s: float) -> bool:
+    def send(self, wait_s: float, *, may_linger: bool = False) -> bool:
         """Have all sent that is recorded, and wait for it, at most `wait_s` seconds. Return whether it is done. Does
-        not wait while what an earlier call waited for is still not sent.
+        not wait while what an earlier call waited for is still not sent. `may_linger`: right after another sending,
+        have it sent within LINGER_MS, and do not wait.
         """
         with self._changed:
+            now_ms = self._clock.now_ms()
+            lingers = may_linger and self._sent_ms is not None and now_ms - self._sent_ms < LINGER_MS
+            self._is_urgent = self._is_urgent or not lingers
             self._wanted += 1
             mine = self._wanted
             self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="kafka-sink-telemetry", daemon=True)
                 self._thread.start()
-            if wait_s and not self._is_late:
+            if wait_s and not lingers and not self._is_late:
                 self._is_late = not self._changed.wait_for(lambda: self._done >= mine, wait_s)
             return self._done >= mine
 
@@ -52,13 +64,14 @@ class Exports:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._wanted > self._done)
-                wanted = self._wanted
+                self._changed.wait_for(lambda: self._is_urgent, LINGER_MS / 1000)
+                self._is_urgent, wanted = False, self._wanted
             try:
                 self._flush()
             except Exception as error:
                 log.warning("OpenTelemetry: nothing could be sent: %s", type(error).__name__)
             with self._changed:
-                self._done = wanted
+                self._done, self._sent_ms = wanted, self._clock.now_ms()
                 self._is_late = self._is_late and self._wanted > wanted
                 self._changed.notify_all()
 

@@ -119,9 +119,9 @@ class Telemetry:
         with self._ids.giving(trace_id, span_id):
             yield
 
-    def send(self, wait_s: float = 0) -> bool:
+    def send(self, wait_s: float = 0, *, may_linger: bool = False) -> bool:
         """As `Exports.send`."""
-        return self._exports.send(wait_s)
+        return self._exports.send(wait_s, may_linger=may_linger)
 
     def _flush(self) -> None:
         for provider in self._providers:

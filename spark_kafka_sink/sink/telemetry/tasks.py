@@ -38,6 +38,7 @@ from spark_kafka_sink.sink.telemetry.process import (
     traceparent_of,
 )
 from spark_kafka_sink.sink.telemetry.producers import ProducerInstruments
+from spark_kafka_sink.sink.worker import stays
 
 if TYPE_CHECKING:
     from spark_kafka_sink.record.headers import Header
@@ -137,7 +138,7 @@ class TaskTrace:
             if each.failed:
                 instruments.sent.add(each.failed, common | failure)
         _of_producers(telemetry, self._pool).observe_new()
-        telemetry.send(TASK_WAIT_S)
+        telemetry.send(TASK_WAIT_S, may_linger=error is None and stays())
 
 
 def trace_of_batch(ids: QueryIds) -> int | None:

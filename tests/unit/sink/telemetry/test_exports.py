@@ -8,8 +8,9 @@ from enum import Enum
 from typing import Any
 
 import pytest
+from support.fake_clock import FakeClock
 
-from spark_kafka_sink.sink.telemetry.exports import Exports, watched
+from spark_kafka_sink.sink.telemetry.exports import LINGER_MS, Exports, watched
 
 LONG_S = 60.0
 """Of waits that end early."""
@@ -47,6 +48,33 @@ def test_receiver_that_does_not_answer_is_awaited_once(monkeypatch: pytest.Monke
     with exports._changed:
         assert exports._changed.wait_for(lambda: not exports._is_late, LONG_S)
     assert exports.send(LONG_S)
+
+
+def test_small_tasks_are_sent_together() -> None:
+    clock, sent, collected = FakeClock(), threading.Semaphore(0), []
+    exports = Exports(lambda: collected.append(exports._wanted) or sent.release(), clock)
+    assert exports.send(LONG_S, may_linger=True)  # the first one of a worker is awaited
+    assert sent.acquire(timeout=LONG_S)
+    with exports._changed:  # the thread cannot begin in between
+        assert not any(exports.send(LONG_S, may_linger=True) for _ in range(3))
+    assert sent.acquire(timeout=LONG_S)
+    assert collected == [1, 4]
+    with exports._changed:
+        assert exports._changed.wait_for(lambda: exports._done == 4, LONG_S)
+    clock.advance(LINGER_MS)
+    assert exports.send(LONG_S, may_linger=True)
+    assert collected[2:] == [5]
+
+
+def test_task_that_cannot_linger_has_all_sent_at_once() -> None:
+    collected: list[int] = []
+    exports = Exports(lambda: collected.append(exports._wanted), FakeClock())
+    assert exports.send(LONG_S)
+    with exports._changed:
+        assert not exports.send(LONG_S, may_linger=True)
+        exports.send(0)
+    assert exports.send(LONG_S)
+    assert collected[-1] == 4
 
 
 def test_thread_goes_on_after_an_error(caplog: pytest.LogCaptureFixture) -> None:

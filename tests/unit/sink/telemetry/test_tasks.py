@@ -165,6 +165,20 @@ def test_task_that_cannot_get_a_producer_has_failed(kept: KeptTelemetry) -> None
     assert attributes(span)["error.type"] == "builtins.ZeroDivisionError"
 
 
+@pytest.mark.parametrize(("variable", "lingers"), [("1", True), ("", False)])
+def test_only_a_worker_that_stays_lets_its_spans_wait(
+    kept: KeptTelemetry, monkeypatch: pytest.MonkeyPatch, variable: str, lingers: bool
+) -> None:
+    monkeypatch.setenv("SPARK_REUSE_WORKER", variable)
+    task = delivery()
+    task.send("orders", ROWS)
+    task.finish()
+    failed = delivery()
+    failed.send("orders", ROWS)
+    failed.abandon()
+    assert kept.lingers == [lingers, False]  # a worker ends with a task that fails
+
+
 def test_rows_that_are_given_up_for_no_known_reason(kept: KeptTelemetry) -> None:
     task = delivery()
     task.send("orders", ROWS)
