@@ -129,7 +129,7 @@ soak: $(SETUP)
 MEASURED := .venv-benchmark
 measured:
 	@test -x $(MEASURED)/bin/python || $(PYTHON) -m venv $(MEASURED)
-	@$(MEASURED)/bin/python $(PINNED) --editable '.[local,engine,benchmark]'
+	@$(MEASURED)/bin/python $(PINNED) --editable '.[local,engine,benchmark,prometheus,openlineage,opentelemetry]'
 
 benchmark: measured
 	$(MEASURED)/bin/python benchmarks/benchmark.py

@@ -177,6 +177,20 @@ def test_small_tasks_are_written_at_least_once_and_exactly_once(
         assert sorted(pair for pair in pairs if pair != (None, b"first")) == sorted(rows_of_the_cell(100) * 2)
 
 
+@pytest.mark.slow
+def test_watched_contender_writes_each_row_once_and_its_receivers_hear_of_it(
+    benchmark: ModuleType, kafka_broker: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = tmp_path / "heard"
+    monkeypatch.setenv("WATCHED_LOG", str(heard))
+    admin = Admin(kafka_broker.bootstrap_servers)
+    results = benchmark.measure(admin, benchmark.parse_arguments([*TINY, "--contenders", "write_watched"]), tmp_path)
+    assert results["failures"] == []
+    assert {rate["records_found"] for rate in results["rates"]} == {2 * RECORDS}
+    paths = set(heard.read_text().split())
+    assert paths == {"/v1/traces", "/v1/metrics", "/api/v1/lineage"}
+
+
 def sorted_values(records: pa.Table) -> list[bytes]:
     return sorted(value for value in records["value"].to_pylist() if value != b"first")
 

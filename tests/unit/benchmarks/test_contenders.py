@@ -129,6 +129,7 @@ def test_every_cell_that_is_named_is_one_and_has_contenders(contenders: ModuleTy
         fitting = {name for name, each in contenders.CONTENDERS.items() if each.fits(cell)}
         assert {"jvm", "write", "format"} <= fitting, text
         assert ({"write_once", "format_once"} <= fitting) == bool(cell.tasks), text
+        assert ("write_watched" in fitting) == (text in cells.COMMON), text
         assert ("table_write" in fitting) == (isinstance(cell, contenders.Cell) and not cell.tasks), text
         assert ("write_struct" in fitting) == text.startswith(("flights-json", "flights-avro")), text
 
