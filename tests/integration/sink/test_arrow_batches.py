@@ -88,12 +88,31 @@ def test_a_wrong_guess_of_the_records_size_changes_no_limit(
     assert max(size for _, _, size in found) <= 4 * MIB + 900_000
 
 
-def test_records_of_known_size_need_no_padding(spark: SparkSession) -> None:
-    for size, counts in ((100, [22_543, 22_543, 14_914]), (1_000, [2_765] * 21 + [1_935])):
-        frame = values(spark, 60_000, f"rpad(cast(id AS STRING), {size}, 'x')")
-        with batch_limits(frame, large_write(1.1 * size)):
-            assert spark.sparkContext.getLocalProperty(BYTES) == str(2**31 - 1)
-        assert [rows for rows, records, _ in batches(frame, large_write(1.1 * size)) if rows == records] == counts
+HEADERS = "array(named_struct('key', 'h', 'value', CAST('v' AS BINARY))) AS headers"
+
+
+@pytest.mark.parametrize(
+    ("size", "counts", "columns"),
+    [(100, [22_543, 22_543, 14_914], ["value"]), (1_000, [2_765] * 21 + [1_935], ["value", HEADERS])],
+)
+def test_records_of_known_size_need_no_padding(
+    spark: SparkSession, size: int, counts: list[int], columns: list[str]
+) -> None:
+    frame = values(spark, 60_000, f"rpad(cast(id AS STRING), {size}, 'x')").selectExpr(*columns)
+    with batch_limits(frame, large_write(1.1 * size)):
+        assert spark.sparkContext.getLocalProperty(BYTES) == str(2**31 - 1)
+    assert [rows for rows, records, _ in batches(frame, large_write(1.1 * size)) if rows == records] == counts
+
+
+@BYTE_LIMIT.needed
+@pytest.mark.parametrize("size", [300, 1_000, 900_000])
+def test_after_a_write_of_large_records_spark_measures_its_buffers(spark: SparkSession, size: int) -> None:
+    frame = values(spark, 9_000_000 // size, f"rpad(cast(id AS STRING), {size}, 'x')")
+    with batch_limits(frame, large_write(size)) as limited:
+        assert limited is frame
+    found = batches(frame, large_write(size))
+    assert sum(rows for rows, _, _ in found) == 9_000_000 // size
+    assert all(3_000_000 < taken <= 4 * MIB + size for _, _, taken in found[:-1])
 
 
 @BYTE_LIMIT.needed
@@ -121,7 +140,7 @@ def test_known_sizes_do_not_change_generated_code(spark: SparkSession) -> None:
         return "".join(stages.apply(index)._2() for index in range(stages.length()))
 
     assert "GeneratedIterator" in code(None)
-    assert {code(large_write(mean_bytes)) for mean_bytes in (50, 130, 900_000)} == {code(None)}
+    assert {code(large_write(mean_bytes)) for mean_bytes in (50, 130, 255)} == {code(None)}
 
 
 def test_keys_topics_and_headers_count_too(spark: SparkSession) -> None:
