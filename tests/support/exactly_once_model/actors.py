@@ -204,6 +204,7 @@ class ModelDriverCluster:
 class ModelProducer:
     """A task's producer: every send is a request. Nothing is sent after the end of the process."""
 
+    client_id = "model"
     has_failed = False
 
     def __init__(self, world: World) -> None:
