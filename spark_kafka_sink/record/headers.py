@@ -35,7 +35,7 @@ from spark_kafka_sink.record.arrow import (
     value_offsets,
     value_size,
 )
-from spark_kafka_sink.record.varints import to_binary, varint_fields, varint_widths, zigzag
+from spark_kafka_sink.record.varints import length_widths, to_binary, varint_fields, zigzag
 
 Header = tuple[str, bytes | None]
 """A record header: its name, and its value or None."""
@@ -303,7 +303,7 @@ def all_headers_upper_bound(headers: pa.Array) -> int:
 def tight_headers_sizes(headers: pa.Array) -> tuple[Int64Array, Int64Array]:
     """Return the count of headers of each row, and their bytes without the count: int64."""
     bounds, keys, values = _lengths(headers)
-    widths = varint_widths(keys) + varint_widths(values)
+    widths = length_widths(keys) + length_widths(values)
     return bounds[1:] - bounds[:-1], _by_row(keys + np.maximum(values, 0) + widths, bounds)
 
 

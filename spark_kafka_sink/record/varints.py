@@ -17,6 +17,7 @@ import pyarrow as pa
 from spark_kafka_sink.record.arrow import Int64Array, binary_from_numpy
 
 UInt64Array = npt.NDArray[np.uint64]
+Lengths = npt.NDArray[np.int32] | Int64Array
 
 _WORD = 8
 """Bytes of one packed word. A 5-byte varint fits; a 10-byte varlong takes two words."""
@@ -83,12 +84,13 @@ def varint_width(number: int) -> int:
     return _width((number << 1) ^ (number >> 63))
 
 
-def varint_widths(numbers: Int64Array) -> Int64Array:
-    """Return the bytes of the zigzag varint of each number."""
-    zigzagged = zigzag(numbers)
-    widths = np.ones(len(numbers), np.int64)
-    for bits in range(7, 64, 7):
-        widths += zigzagged >> bits > 0
+def length_widths(lengths: Lengths) -> Lengths:
+    """Return the bytes of the varint of each length or count, which is at least -1. The dtype is that of `lengths`."""
+    widths = np.ones_like(lengths)
+    most, step = int(lengths.max(initial=0)), 1 << 6
+    while step <= most:
+        widths += lengths >= step
+        step <<= 7
     return widths
 
 

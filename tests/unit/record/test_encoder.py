@@ -148,6 +148,39 @@ def test_parts_up_to_a_size_have_every_row_once_in_order(rows: int, size: int) -
     assert first == columns.num_rows
 
 
+@pytest.mark.parametrize("with_headers", [False, True])
+def test_sizes_of_large_blocks_are_those_of_small_ones(monkeypatch: pytest.MonkeyPatch, with_headers: bool) -> None:
+    """Lengths of more than 512 MiB do not fit int32 once they are added up."""
+    headers = [[("name", b"content")], None] * 30 if with_headers else None
+    values = [None if n % 7 == 3 else b"v" * (5 * n) for n in range(60)]
+    columns = RecordColumns.from_rows(values, [None, b"key"] * 30, headers).slice(3, 50)
+    counted = (encoder.record_size_upper_bounds, encoder.tight_record_size_upper_bounds, lone_record_sizes)
+    small = [count(columns) for count in counted]
+    monkeypatch.setattr(encoder, "_MOST_OF_INT32", 0)
+    for count, sizes in zip(counted, small, strict=True):
+        assert count(columns).dtype == np.int64
+        assert count(columns).tolist() == sizes.tolist()
+
+
+@pytest.mark.parametrize("key", [None, b"", b"k" * 63, b"k" * 64, b"k" * 9000])
+@pytest.mark.parametrize("length", [0, 1, 50, 57, 58, 59, 63, 64, 8100, 8191, 8192, 1 << 20])
+def test_whole_part_of_equal_records_has_their_size(key: bytes | None, length: int) -> None:
+    columns = RecordColumns.from_rows([b"v" * length] * 3, None if key is None else [key] * 3).slice(1, 2)
+    exact = int(lone_record_sizes(columns).sum())
+    assert [(part.num_rows, *sizes) for part, *sizes in parts_up_to(columns, 2, exact)] == [(2, exact, exact)]
+
+
+@given(st.lists(st.integers(0, 20_000), min_size=1, max_size=50), st.booleans())
+def test_whole_part_of_any_records_has_about_their_size(lengths: list[int], is_keyed: bool) -> None:
+    values = [b"v" * length for length in lengths]
+    columns = RecordColumns.from_rows(values, [b"k" * (length // 2) for length in lengths] if is_keyed else None)
+    exact = int(lone_record_sizes(columns).sum())
+    [(part, size, left)] = parts_up_to(columns, 2**62, 2**62)
+    assert part is columns
+    assert size == left
+    assert abs(size - exact) <= 3 * len(lengths)
+
+
 def test_no_rows_have_no_parts() -> None:
     assert [*parts_up_to(RecordColumns.from_rows([]), 1, 1)] == []
 

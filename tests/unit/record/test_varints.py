@@ -8,13 +8,13 @@ import pytest
 from spark_kafka_sink.record.varints import (
     MINUS_ONE,
     Field,
+    length_widths,
     merge,
     to_binary,
     total_width,
     varint,
     varint_fields,
     varint_width,
-    varint_widths,
     zigzag,
 )
 
@@ -50,7 +50,16 @@ def test_columns_at_every_width(width: int) -> None:
     assert to_binary(fields, len(numbers)).to_pylist() == [expected(number) for number in numbers]
     assert sum(field.max_width for field in fields) == width, "space for more bytes than needed makes more words"
     assert np.broadcast_to(total_width(fields), len(numbers)).tolist() == [len(expected(each)) for each in numbers]
-    assert varint_widths(column).tolist() == [len(expected(number)) for number in numbers]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_lengths_of_every_width(dtype: type) -> None:
+    numbers = [number for number in EDGES if -1 <= number <= np.iinfo(dtype).max >> 1]
+    for most in range(1, len(numbers) + 1):
+        widths = length_widths(np.array(numbers[:most], dtype))
+        assert widths.tolist() == [len(expected(number)) for number in numbers[:most]]
+        assert widths.dtype == dtype
+    assert length_widths(np.zeros(0, dtype)).tolist() == []
 
 
 def test_neighbours_share_words_of_up_to_eight_bytes() -> None:
