@@ -6,7 +6,7 @@ It goes in lines of text:
     task    its own random number, and the proof of the secret over both
     server  its proof
     task    {"query": ..., "rates": [records, bytes], "ask": [records, bytes]}
-    server  "wait" each second, and "go" when the task may send
+    server  "wait" each second, and "go 3" when the task may send, and three times as much later without a question
 
 The proofs are HMAC-SHA256. No line after them is signed, and nothing is encrypted: the lines have numbers and names of
 topics, no rows. One thread uses a `Conversation`.
@@ -63,13 +63,17 @@ class Conversation:
             self.close()
             raise
 
-    def ask(self, request: str, on_wait: Callable[[], None]) -> None:
-        """Return when the task may send. Calls `on_wait` about each second."""
+    def ask(self, request: str, on_wait: Callable[[], None]) -> int:
+        """Return when the task may send: how many times as much it may send later. Calls `on_wait` about each
+        second.
+        """
         self._say(request)
-        while (line := self._line()) != GO:
-            if line != WAIT:
-                raise LimitServerError("The server of the write limits gave an answer that is not known here.")
+        while (line := self._line()) == WAIT:
             on_wait()
+        word, _, ahead = line.partition(" ")
+        if word != GO or not ahead.isdecimal():
+            raise LimitServerError("The server of the write limits gave an answer that is not known here.")
+        return int(ahead)
 
     def close(self) -> None:
         if self._lines is not None:

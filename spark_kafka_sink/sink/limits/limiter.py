@@ -32,7 +32,7 @@ _ALL: Final = 2**62
 class Asker(Protocol):
     """The part of a `Conversation` that a limiter uses."""
 
-    def ask(self, request: str, on_wait: Callable[[], None]) -> None: ...
+    def ask(self, request: str, on_wait: Callable[[], None]) -> int: ...
 
     def close(self) -> None: ...
 
@@ -70,6 +70,8 @@ class WriteLimiter:
         self._began_ms: int | None = None
         self._left = (0, 0)
         """Records and bytes of the rows that are known and not sent."""
+        self._ahead = (0, 0)
+        """Records and bytes that the task may send without a question."""
         self.waited_ms = 0
         """How long the task has waited for permission."""
         self._records = 0
@@ -116,19 +118,24 @@ class WriteLimiter:
 
     def close(self) -> None:
         """Close the connection. The next `parts` makes another."""
+        self._ahead = (0, 0)
         conversation, self._conversation = self._conversation, None
         if conversation is not None:
             conversation.close()
 
     def _take(self, records: int, size: int) -> None:
         paid = self._paid(records, size)
+        left = self._ahead[0] - records, self._ahead[1] - paid
+        if min(left) >= 0:
+            self._ahead = left
+            return
         request = json.dumps({"query": self._query, "rates": self._rates, "ask": [records, paid]})
         try:
-            self._ask(request)
+            ahead = self._ask(request)
         except OSError:  # a firewall may have dropped a connection that was not used
             self.close()
             try:
-                self._ask(request)
+                ahead = self._ask(request)
             except OSError as error:
                 self.close()
                 raise LimitServerError(
@@ -136,12 +143,13 @@ class WriteLimiter:
                     f" {self._server.port}, cannot be reached from this task: {error}. Executors must be able to"
                     " connect to any port of the driver's machine. If that process has ended, start the query again."
                 ) from error
+        self._ahead = ahead * records, ahead * paid
 
-    def _ask(self, request: str) -> None:
+    def _ask(self, request: str) -> int:
         if self._conversation is None:
             self._conversation = self._connect(self._server)
         try:
-            self._conversation.ask(request, self._on_wait)
+            return self._conversation.ask(request, self._on_wait)
         except BaseException:
             self.close()  # so that the server forgets what was asked
             raise

@@ -65,8 +65,8 @@ class BudgetServer:
     def _grant(self, query: str) -> None:
         budget = self._budgets[query]
         now_ms = self._clock.now_ms()
-        for task in budget.granted(now_ms):
-            task.say(GO)
+        for task, ahead in budget.granted(now_ms):
+            task.say(f"{GO} {ahead}")
         if budget.waiting and query not in self._timers:
             self._timers[query] = self.loop.call_later(budget.wait_ms(now_ms) / 1000, self._timer_ends, query)
 

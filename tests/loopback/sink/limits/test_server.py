@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -27,7 +28,8 @@ from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.limits import driver
-from spark_kafka_sink.sink.limits.conversation import Conversation, LimitServer
+from spark_kafka_sink.sink.limits.budget import MOST_AHEAD
+from spark_kafka_sink.sink.limits.conversation import Conversation, LimitServer, proof
 from spark_kafka_sink.sink.limits.server import process_start
 from spark_kafka_sink.sink.options import SinkConfig
 
@@ -175,6 +177,38 @@ def test_a_stranger_at_the_port_gives_no_permission() -> None:
         with listener.accept()[0] as own:
             own.sendall(b"0\n" + b"0" * 64 + b"\ngo\n")
             assert "LimitServerError: The program at 127.0.0.1" in task.communicate(timeout=60)[1]
+
+
+def test_a_task_far_below_the_limit_may_send_in_advance(config: SinkConfig) -> None:
+    request = json.dumps({"query": "q", "rates": [1_000_000, None], "ask": [1_000, 0]})
+    conversation = Conversation(address(config))
+    assert conversation.ask(request, lambda: None) == MOST_AHEAD
+    conversation.close()
+
+
+@pytest.mark.parametrize("answer", ["go", "go ", "go -1", "go x", "gone 1", ""])
+def test_an_answer_that_is_not_known_gives_no_permission(answer: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = LimitServer("127.0.0.1", listener.getsockname()[1], Secret("s"))
+        task = threading.Thread(target=_answer, args=(listener, answer))
+        task.start()
+        conversation = Conversation(server)
+        with pytest.raises(LimitServerError, match="an answer that is not known here"):
+            conversation.ask("{}", lambda: None)
+        conversation.close()
+        task.join()
+
+
+def _answer(listener: socket.socket, answer: str) -> None:
+    """Be a server that knows the secret, and answers the first question."""
+    with listener.accept()[0] as own, own.makefile("rw", newline="\n") as lines:
+        lines.write("0\n")
+        lines.flush()
+        number, _ = lines.readline().split()
+        lines.write(f"{proof('s', 'server', '0', number)}\n")
+        lines.flush()
+        lines.readline()
+        lines.write(f"{answer}\n")
 
 
 @pytest.mark.parametrize("line", [b"\n", b"ask\n", b"x" * 100_000, b"\xff\n", b"a " + b"0" * 64 + b"\n"])

@@ -39,6 +39,7 @@ class ScriptedServer:
         self.queries: set[str] = set()
         self.connections = 0
         self.is_open = False
+        self.ahead = 0
         self._script = script
 
     def connect(self, address: LimitServer) -> ScriptedServer:
@@ -47,11 +48,12 @@ class ScriptedServer:
         self.is_open = True
         return self
 
-    def ask(self, request: str, on_wait: Callable[[], None]) -> None:
+    def ask(self, request: str, on_wait: Callable[[], None]) -> int:
         parsed = json.loads(request)
         self.asked.append(parsed["ask"])
         self.queries.add(parsed["query"])
         self._script(len(self.asked), on_wait)
+        return self.ahead
 
     def close(self) -> None:
         self.is_open = False
@@ -110,6 +112,35 @@ def test_a_part_is_asked_for_only_when_the_last_one_was_sent() -> None:
     parts = Task(server, records=10).limiter.parts(columns(2))
     next(parts)
     assert len(server.asked) == 1
+
+
+def test_what_is_granted_in_advance_is_sent_without_a_question() -> None:
+    server, size = ScriptedServer(), int(lone_record_sizes(columns(1))[0])
+    server.ahead = 3
+    task = Task(server, records=1_000_000)
+    sent = [task_part.num_rows for rows in (2, 2, 2, 2, 2) for task_part in task.limiter.parts(columns(rows))]
+    assert sent == [2] * 5
+    assert server.asked == [[2, 2 * size]] * 2  # the first for four parts
+
+
+@pytest.mark.parametrize(("rows", "size"), [(5, 10), (1, 500)])
+def test_a_part_larger_than_what_is_left_in_advance_is_asked_for(rows: int, size: int) -> None:
+    server = ScriptedServer()
+    server.ahead = 2
+    task = Task(server, records=1_000_000)
+    for part in (columns(2), columns(rows, size)):
+        assert len([*task.limiter.parts(part)]) == 1
+    assert [records for records, _ in server.asked] == [2, rows]
+
+
+def test_a_new_connection_has_nothing_in_advance() -> None:
+    server = ScriptedServer()
+    server.ahead = 5
+    task = Task(server, records=1_000_000)
+    for _ in range(2):
+        assert len([*task.limiter.parts(columns(1))]) == 1
+        task.limiter.close()
+    assert len(server.asked) == 2
 
 
 def test_bytes_that_a_batch_adds_are_paid_with_the_next_part() -> None:
