@@ -2,7 +2,7 @@
 thread.
 
 `KafkaProducer` holds a `BlockAppender`, which appends columns, and `TransactionCalls`, which waits for the operations
-of transactions. The file has more than 700 lines, so that all calls of application threads are in one place.
+of transactions.
 
 Reference: org.apache.kafka.clients.producer.KafkaProducer.
 """
@@ -46,15 +46,14 @@ from spark_kafka_sink.producer.record_accumulator import NoDrainRules, RecordAcc
 from spark_kafka_sink.producer.record_fields import (
     SizeLimit,
     TimestampWatch,
-    checked_group,
     checked_headers,
-    checked_offsets,
     checked_place,
     to_bytes,
 )
 from spark_kafka_sink.producer.sender import Sender
 from spark_kafka_sink.producer.telemetry import telemetry_of
-from spark_kafka_sink.producer.transaction_requests import GroupMetadata, Offsets, OperationResult
+from spark_kafka_sink.producer.transaction_calls import TransactionCalls
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata, Offsets
 from spark_kafka_sink.producer.transactions import Idempotence, PreparedTransaction, TransactionManager
 from spark_kafka_sink.producer.writes import WriteReport, table_and_formats, write_table
 from spark_kafka_sink.record.batch import HEADER_SIZE
@@ -149,116 +148,6 @@ class BlockAppender:
         self._join(topic, chosen, send)
         self._accumulator.append_block(topic, block, groups, on_completion, max_block_ms, self._clock.now_ms())
         self._wakeup()
-
-
-class TransactionCalls:
-    """Transactions for application threads: begins an operation, wakes the Sender, and waits for the result.
-
-    A call that timed out may be made again with the same arguments, and then waits for the same operation. With other
-    arguments it raises IllegalStateError. `manager` is None in a producer without a transactional.id.
-    """
-
-    def __init__(
-        self,
-        *,
-        manager: TransactionManager | None,
-        config: ProducerConfig,
-        clock: Clock,
-        metadata: ProducerMetadata,
-        metrics: ProducerMetrics,
-        sender: Sender,
-        is_sender_thread: Callable[[], bool],
-    ) -> None:
-        self._manager = manager
-        self._config = config
-        self._clock = clock
-        self._metadata = metadata
-        self._metrics = metrics
-        self._sender = sender
-        self._is_sender_thread = is_sender_thread
-        self.leave: Final[Callable[[object], None]] = manager.sends.leave if manager else set[object]().discard
-        """As `JoinedSends.leave`."""
-
-    @property
-    def manager(self) -> TransactionManager:
-        """Return the manager. Raises IllegalStateError without one."""
-        if self._manager is None:
-            raise IllegalStateError("A producer without a transactional.id has no transactions: set transactional.id.")
-        return self._manager
-
-    def begin(self) -> None:
-        started_ms = self._clock.now_ms()
-        self.manager.begin_transaction()
-        self._metrics.call_returned("txn-begin", self._clock.now_ms() - started_ms)
-
-    def run(self, call: str, begin: Callable[[TransactionManager], OperationResult]) -> None:
-        """Run one operation to its end. `call` is its name in the metrics."""
-        started_ms = self._clock.now_ms()
-        manager = self.manager
-        if self._is_sender_thread():
-            raise IllegalStateError("A callback cannot wait for a transaction: its own thread would have to do it.")
-        result = begin(manager)
-        self._sender.wakeup()
-        if not result.wait(self._clock, self._config.max_block_ms):
-            limit = f"within max.block.ms={self._config.max_block_ms}"
-            late = KafkaTimeoutError(
-                f"{result.operation} of transactional.id {manager.transactional_id} did not end {limit}; call it again"
-                f" to go on waiting.{self._why_late(manager, limit)}"
-            )
-            raise self._sender.explained(late)
-        if result.error is not None:
-            raise result.error.copied()
-        self._metrics.call_returned(call, self._clock.now_ms() - started_ms)
-
-    def send_offsets(self, offsets: Offsets, group: GroupMetadata | str) -> None:
-        """Commit offsets of a group in the transaction. Without offsets do nothing."""
-        manager = self.manager
-        if offsets:
-            checked, metadata = checked_offsets(offsets), checked_group(group)
-            self.run("txn-send-offsets", lambda _: manager.begin_send_offsets(checked, metadata))
-
-    def prepare(self, flush: Callable[[], None]) -> PreparedTransaction:
-        """Close the transaction for new records, wait for its records, and leave it open."""
-        manager = self.manager
-        flush()
-        manager.prepare()
-        try:
-            manager.sends.wait_until_left(self._clock)  # calls of other threads that have joined it
-            flush()
-            return manager.current()
-        except BaseException as cause:  # Ctrl-C, for example: the caller gets no transaction that it could end
-            manager.lose_prepared(_as_kafka_error(cause, "prepare_transaction"))
-            raise
-
-    def join(self, topic: str, partitions: Iterable[int], send: object) -> None:
-        """Join the transaction, for a `send` that is about to append records of these partitions.
-
-        The transaction does not end before `send` leaves it. Without transactions do nothing.
-        """
-        if self._manager is not None:
-            for partition in dict.fromkeys(partitions):
-                self._manager.add_partition(TopicPartition(topic, partition), send)
-
-    def lose(self, cause: BaseException, send: object) -> None:
-        """Note that a record of `send` was not taken, perhaps because of Ctrl-C or a close.
-
-        The transaction must not be committed without it. A call that was misuse has no record in it. A timeout gets its
-        cause.
-        """
-        if isinstance(cause, IllegalStateError) and not isinstance(cause, ProducerClosedError):
-            return
-        error = _as_kafka_error(cause, "A send")
-        self._sender.explained(error)
-        if self._manager is not None:
-            self._manager.handle_refused_record(error, send)
-
-    def _why_late(self, manager: TransactionManager, limit: str) -> str:
-        """Return what an unfinished operation waits for, as far as it is known."""
-        if self._metadata.fetch().is_bootstrap_configured:
-            return f" {self._metadata.no_broker_text(self._config.bootstrap_servers, limit)}"
-        failure = self._metadata.connection_failure
-        lost = "" if failure is None else f" The last lost connection: {failure}"
-        return manager.pending.reason_for_delay + lost
 
 
 class KafkaProducer:
@@ -430,8 +319,15 @@ class KafkaProducer:
         sent. Rows that were taken before have their call of `on_completion` too. Raises SerializationError, and sends
         nothing, for timestamps that no record can have.
         """
+        self._send_columns(topic, columns, on_completion, object())
+
+    def _send_columns(
+        self, topic: str, columns: RecordColumns, on_completion: RunCallback | None, send: object, is_part: bool = False
+    ) -> None:
+        """Do the same for the call `send`, or for a part of the table that it stands for."""
         self._ensure_usable()
-        send = object()
+        if is_part:
+            self._transaction_calls.join_part(send)
         try:
             self._timestamps.of_columns(topic, columns)
             self._blocks.append(topic, columns, on_completion, send)
@@ -455,7 +351,8 @@ class KafkaProducer:
         topic_column: ColumnName = BY_NAME,
         serialization: Mapping[str, object] | None = None,
     ) -> WriteReport:
-        """Write every row of a table, and wait until all are acknowledged. In a transaction the rows belong to it.
+        """Write every row of a table, and wait until all are acknowledged. All belong to the transaction that is open
+        now: its commit waits for the call. After its abort the call raises TransactionAbortedError.
 
         `data`: a table of pyarrow, Polars, DuckDB, pandas or others (`record.tables.Table`), read as fast as brokers
         take it. `topic`: of every row; None takes it from a column. Others name columns, None for none. The default is
@@ -470,11 +367,8 @@ class KafkaProducer:
             raise IllegalStateError("A callback cannot write a table: it would wait for its own thread.")
         names = {"value": value, "key": key, "headers": headers, "partition": partition, "timestamp": timestamp}
         table, formats = table_and_formats(data, topic, {**names, "topic": topic_column}, serialization)
-        try:
-            return write_table(self, table, self._clock, formats)
-        except BaseException as cause:  # a transaction must not be committed with a part of the table
-            self._transaction_calls.lose(cause, object())
-            raise
+        write = partial(write_table, self, table, self._clock, formats)
+        return self._transaction_calls.with_whole_table(write, partial(self._send_columns, is_part=True))
 
     # ---- transactions ----------------------------------------------------------------------------------------------
 
@@ -513,7 +407,9 @@ class KafkaProducer:
         return self._usable_calls().manager.current().transaction
 
     def prepare_transaction(self) -> PreparedTransaction:
-        """Wait until every record is acknowledged. Leave the transaction open, for any process to end by the result."""
+        """Wait until every record is acknowledged. Leave the transaction open, for any process to end by the result.
+        Raises KafkaTimeoutError if other threads still send in it after max.block.ms: then only an abort is left.
+        """
         return self._usable_calls().prepare(self.flush)
 
     def resume_transaction(self, prepared: PreparedTransaction) -> None:
@@ -527,7 +423,8 @@ class KafkaProducer:
     def commit_transaction(self) -> None:
         """Commit the transaction with all its records.
 
-        Raises KafkaTimeoutError after max.block.ms: call it again. Raises ProducerFencedError. Raises the error of a
+        Waits for calls of other threads that send in it. Raises KafkaTimeoutError after max.block.ms: call it again.
+        Raises ProducerFencedError. Raises the error of a
         record that failed, with the next call at the latest, or TransactionAbortableError if that error is retriable,
         as a timeout is: then only `abort_transaction` is left.
         """
@@ -705,12 +602,6 @@ def _end(sender: Sender, thread: threading.Thread, timeout: float | None) -> Non
             log.warning("%s is delayed, perhaps by the DNS, and ends later by itself", thread.name)
     if sender.has_ended:
         thread.join()
-
-
-def _as_kafka_error(cause: BaseException, call: str) -> KafkaError:
-    if isinstance(cause, KafkaError):
-        return cause
-    return KafkaError(f"{call} was interrupted by {type(cause).__name__}: {cause}")
 
 
 def _idempotence(

@@ -5,7 +5,7 @@
 batches may go. One lock guards both sides; results are waited for outside it. The manager holds
 
 - `ProducerIdentity`: producer id, epoch and sequence numbers,
-- `CurrentTransaction`: what is in the transaction, and whether there is anything to end,
+- `CurrentTransaction` (transaction_content.py): what is in the transaction, and whether there is anything to end,
 - `JoinedSends`: the calls that the transaction's end waits for,
 - `PendingOperation` and `TransactionQueue`: the operation under way, and the requests that it takes.
 
@@ -31,6 +31,7 @@ from spark_kafka_sink.common.errors import (
     InvalidPidMappingError,
     KafkaError,
     OutOfOrderSequenceError,
+    ProducerClosedError,
     ProducerFencedError,
     TransactionAbortableError,
     TransactionAbortedError,
@@ -42,6 +43,7 @@ from spark_kafka_sink.common.open_transaction import NO_PRODUCER, OpenTransactio
 from spark_kafka_sink.producer import transaction_requests as requests
 from spark_kafka_sink.producer.idempotence import ATTEMPTS_BEFORE_A_WARNING, OutgoingRequest, ProducerIdentity
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
+from spark_kafka_sink.producer.transaction_content import CurrentTransaction
 from spark_kafka_sink.producer.transaction_requests import (
     Action,
     GroupMetadata,
@@ -153,19 +155,34 @@ class PreparedTransaction(NamedTuple):
 
 
 class JoinedSends:
-    """The calls of `send` and `send_columns` that have joined the transaction and are not over. Its end waits for them.
+    """The calls that have joined the transaction and are not over. Its end waits for them.
+
+    A `send` or a `send_columns` joins with its first record, and each end waits for it. A `write` joins as it begins,
+    with its table. Each part of the table is a call that each end waits for. Between two parts a commit and a prepare
+    wait, and an abort does not: it forgets the table, and the next part raises.
 
     A call joins under the manager's lock. It leaves without a lock, by one call into C, which Ctrl-C does not divide: a
     call that never left would keep the transaction from its end.
     """
 
-    def __init__(self, machine: StateMachine) -> None:
-        self._machine = machine
+    def __init__(self, machine: StateMachine, lock: threading.RLock) -> None:
+        """`lock`: of the manager."""
+        self._machine, self._lock = machine, lock
         self._calls: set[object] = set()
+        self._tables: set[object] = set()
         self.leave: Final[Callable[[object], None]] = self._calls.discard
+        self.forget_tables: Final[Callable[[], None]] = self._tables.clear
 
     def __bool__(self) -> bool:
-        return bool(self._calls)
+        return bool(self._calls or self._tables)
+
+    def __contains__(self, table: object) -> bool:
+        """Whether the transaction has the table, and no abort has forgotten it."""
+        return table in self._tables
+
+    @property
+    def has_tables(self) -> bool:
+        return bool(self._tables)
 
     def may_join(self, send: object) -> bool:
         """Return whether the transaction accepts records of `send`. A closed one accepts those that it waits for."""
@@ -175,102 +192,57 @@ class JoinedSends:
     def join(self, send: object) -> None:
         """Note that `send` is under way. Raises IllegalStateError if the transaction accepts no records of it."""
         if not self.may_join(send):
-            raise IllegalStateError(
-                "A record can be sent between begin_transaction and its end;"
-                f" this producer {self._machine.state.value}."
-            )
+            raise self._outside()
         self._calls.add(send)
 
-    def wait_until_left(self, clock: Clock) -> None:
-        while self._calls:
-            clock.sleep_ms(1)
-
-
-class CurrentTransaction:
-    """The contents of the transaction, and whether it must be ended. Guarded by the lock of the manager.
-
-    Under transaction version 1 a partition is new, then asked for (AddPartitionsToTxn), then in the transaction. Under
-    version 2 the first record adds it.
-    """
-
-    def __init__(self) -> None:
-        self.version = 1
-        self.is_resumed = False
-        """Another producer began it."""
-        self.is_in_doubt = False
-        """It may have started: the request that may have started it was not answered."""
-        self.has_gap = False
-        """A batch of this epoch was lost, or a request may still arrive. Under version 1 the next transaction takes the
-        next epoch.
+    def begin_table(self, table: object) -> None:
+        """`table` is about to be written, in several parts. Raises IllegalStateError outside a transaction, and the
+        error of a transaction that can only be aborted.
         """
-        self.last_refusal: KafkaError | None = None
-        """The last answer to a request that its records wait for, if it was an error."""
-        self._new: set[TopicPartition] = set()
-        self._asked_for: set[TopicPartition] = set()
-        self._inside: set[TopicPartition] = set()
-        self._has_started = False
+        with self._lock:
+            self._machine.raise_error()
+            if self._machine.state is not State.IN_TRANSACTION:
+                raise self._outside()
+            self._tables.add(table)
+
+    def join_part(self, table: object) -> None:
+        """A part of `table` is about to be appended. Raises TransactionAbortedError after an abort, also in the next
+        transaction, and the error of a transaction that can only be aborted.
+        """
+        with self._lock:
+            self._machine.raise_error()
+            if table not in self._tables:
+                raise TransactionAbortedError(
+                    "The transaction was aborted while this table was being written, by abort_transaction or because"
+                    " the producer closes. Nothing of the table is committed; write it again in another transaction."
+                )
+            self._calls.add(table)
+
+    def end_table(self, table: object) -> None:
+        """Wait for `table` no longer. Its parts are in the transaction, or the transaction is lost."""
+        self._tables.discard(table)
+        self._calls.discard(table)
+
+    def wait_until_left(self, clock: Clock, timeout_ms: int) -> bool:
+        """Wait until every call has left. Return False if that takes longer than `timeout_ms`."""
+        deadline_ms = clock.now_ms() + timeout_ms
+        while self:
+            if clock.now_ms() >= deadline_ms:
+                return False
+            clock.sleep_ms(1)
+        return True
 
     @property
-    def is_empty(self) -> bool:
-        return not self._has_started
+    def reason_for_delay(self) -> str:
+        """Return a sentence for error texts: the calls that the end of the transaction waits for."""
+        if not self:
+            return ""
+        return f" It waits for a call of {'write' if self._tables else 'send or send_columns'} that has not ended."
 
-    @property
-    def needs_next_epoch(self) -> bool:
-        """Whether the transaction after this one must not share its epoch. Under version 2 it never does."""
-        return self.has_gap and self.version < 2 and not self.is_resumed
-
-    def __contains__(self, topic_partition: TopicPartition) -> bool:
-        return topic_partition in self._inside
-
-    def begin(self, version: int) -> None:
-        self.forget()
-        self.version = version
-
-    def resume(self, prepared: PreparedTransaction) -> None:
-        """Take over a transaction that another producer prepared."""
-        self.begin(prepared.transaction.transaction_version)
-        self.is_resumed = True
-        if not prepared.is_empty:
-            self.start()
-
-    def start(self) -> None:
-        """Note that the transaction contains, or contained before, something that is not a record."""
-        self._has_started = True
-        self.is_in_doubt = False
-
-    def may_have_started(self) -> None:
-        """Note that the transaction may have started, and so must be ended."""
-        if not self._has_started:
-            self._has_started = self.is_in_doubt = True
-
-    def add(self, topic_partition: TopicPartition) -> None:
-        """A record of the partition belongs to the transaction."""
-        if self.version >= 2:
-            self._has_started = True
-            self._inside.add(topic_partition)
-        elif topic_partition not in self._inside and topic_partition not in self._asked_for:
-            self._new.add(topic_partition)
-
-    def ask_for_new(self) -> frozenset[TopicPartition]:
-        """Return the partitions that are new. From now on they are asked for."""
-        new = frozenset(self._new)
-        self._asked_for |= new
-        self._new.clear()
-        return new
-
-    def confirm_added(self, partitions: frozenset[TopicPartition]) -> None:
-        """The coordinator has taken `partitions` in."""
-        self._asked_for -= partitions
-        self._inside |= partitions
-        self.start()
-
-    def forget(self) -> None:
-        """The transaction has ended, or another begins."""
-        self._new.clear()
-        self._asked_for.clear()
-        self._inside.clear()
-        self._has_started = self.is_in_doubt = self.has_gap = self.is_resumed = False
-        self.last_refusal = None
+    def _outside(self) -> IllegalStateError:
+        return IllegalStateError(
+            f"A record can be sent between begin_transaction and its end; this producer {self._machine.state.value}."
+        )
 
 
 class TransactionManager:
@@ -293,10 +265,10 @@ class TransactionManager:
         self.transactional_id = transactional_id
         self.identity = ProducerIdentity(retry_backoff, is_transactional=True)
         self.machine = StateMachine()
-        self.sends = JoinedSends(self.machine)
         self._transaction_timeout_ms = transaction_timeout_ms
         self._finalized_feature = finalized_feature
         self._lock = threading.RLock()
+        self.sends = JoinedSends(self.machine, self._lock)
         self.pending = PendingOperation()
         self._queue = TransactionQueue(retry_backoff, self._lock, self.pending)
         self._current = CurrentTransaction()
@@ -353,9 +325,7 @@ class TransactionManager:
 
     def add_partition(self, topic_partition: TopicPartition, send: object) -> None:
         """`send` is about to append a record of the partition. The transaction's end waits for `send`, which may add
-        more partitions until then, unless the end is an abort.
-
-        Raises IllegalStateError outside a transaction, and the error of a transaction that can only be aborted.
+        more partitions until then, unless the end is an abort. Raises as `JoinedSends.begin_table` does.
         """
         with self._lock:
             self.machine.raise_error()
@@ -396,11 +366,13 @@ class TransactionManager:
             self.pending.ensure_none("prepare_transaction")
             self.machine.move_to(State.PREPARED)
 
-    def lose_prepared(self, error: KafkaError) -> None:
-        """Allow only an abort, because the call that prepared the transaction failed."""
+    def lose(self, error: KafkaError, table: object = None) -> None:
+        """Allow only an abort: a part of `table` is missing, or (None) the call that prepares has failed."""
         with self._lock:
-            if self.machine.state is State.PREPARED:
+            is_open = self.machine.may_become_abortable and table in self.sends
+            if is_open or (table is None and self.machine.state is State.PREPARED):
                 self._to_abortable(error)
+            self.sends.end_table(table)
 
     def resume(self, prepared: PreparedTransaction) -> None:
         """Take over a transaction that another producer prepared, in order to end it."""
@@ -417,7 +389,7 @@ class TransactionManager:
                     f"Only a producer without its own transaction can resume one; this one {state.value}."
                 )
             self.machine.move_to(State.PREPARED)
-            self._current.resume(prepared)
+            self._current.resume(transaction.transaction_version, prepared.is_empty)
             self.identity.producer = transaction.producer
 
     def begin_commit(self) -> OperationResult:
@@ -440,12 +412,15 @@ class TransactionManager:
                 self.machine.raise_error()
             self.machine.move_to(State.ABORTING, self.machine.error)  # with which unsent records fail, if there is one
             self.pending.give_up(_aborted(self.transactional_id))
+            self.sends.forget_tables()  # not waited for: a table may never end, and the next part raises
             self._queue.clear_for_abort()
             return self._enqueue_end(self.pending.begin("abort_transaction"), committed=False)
 
     def abort_open_transaction(self) -> None:
-        """The producer closes: abort a transaction that is neither prepared nor ending."""
+        """The producer closes: abort a transaction that is neither prepared nor ending, or waits for a table."""
         with self._lock:
+            if self.sends.has_tables and self.machine.may_become_abortable:
+                self._to_abortable(ProducerClosedError("The producer was closed while a table was being written."))
             if self.machine.state in {State.IN_TRANSACTION, State.ABORTABLE_ERROR}:
                 log.info("%s: aborting the open transaction, because the producer closes", self.transactional_id)
                 self.begin_abort()

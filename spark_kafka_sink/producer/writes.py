@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -157,19 +157,24 @@ class ColumnProducer(Protocol):
     def batches_and_retries(self) -> tuple[int, int]: ...
 
 
+SendColumns: TypeAlias = Callable[[str, RecordColumns, RunCallback], None]
+
+
 class Write:
     """The rows that one thread sends through a producer, and waits for."""
 
-    def __init__(self, producer: ColumnProducer, counts: RowCounts) -> None:
+    def __init__(self, producer: ColumnProducer, counts: RowCounts, send_columns: SendColumns | None = None) -> None:
+        """`send_columns`: in place of the producer's own."""
         self.counts = counts
         self.sent = 0
+        self._send_columns = send_columns or producer.send_columns
         self._producer = producer
         self._before = producer.batches_and_retries()
 
     def send(self, topic: str, columns: RecordColumns) -> None:
         """Send rows. Raises KafkaError as soon as one of these rows or of earlier ones is known to have failed."""
         self.counts.check()
-        self._producer.send_columns(topic, columns, self.counts)
+        self._send_columns(topic, columns, self.counts)
         self.sent += columns.num_rows
 
     def finish(self) -> None:
@@ -250,15 +255,20 @@ def _formatted(part: TablePart, formats: RecordFormats | None) -> Iterator[Table
 
 
 def write_table(
-    producer: ColumnProducer, table: Table, clock: Clock, formats: RecordFormats | None = None
+    producer: ColumnProducer,
+    table: Table,
+    clock: Clock,
+    formats: RecordFormats | None = None,
+    send_columns: SendColumns | None = None,
 ) -> WriteReport:
     """Send every row of `table`, and wait until all are acknowledged. `formats`: of its columns, if some have one.
+    `send_columns`: in place of the producer's own.
 
     An Exception is raised after the rows that were sent have their outcomes, with a note on what was delivered; a
     KafkaError also has it in `report`. Ctrl-C is raised at once.
     """
     started_ms = clock.now_ms()
-    write = Write(producer, RowCounts())
+    write = Write(producer, RowCounts(), send_columns)
     try:
         for part in table.parts():
             for rows in _formatted(part, formats):

@@ -7,6 +7,7 @@ The other files on `producer/transactions.py` have one subject each:
 - `test_transactions_records.py`, `test_transactions_batches.py`: records and batches that fail.
 - `test_transactions_coordinator.py`, `test_transactions_refusals.py`: coordinators that move, and their errors.
 - `test_transactions_prepare.py`: transactions that another producer ends.
+- `test_transactions_tables.py`: tables whose transaction another thread ends.
 - `test_transactions_races.py`, `test_transactions_timeouts.py`: threads that come in between, calls that are repeated.
 """
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError
-from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.producer.transaction_content import CurrentTransaction
 from spark_kafka_sink.producer.transactions import (
-    CurrentTransaction,
     JoinedSends,
-    PreparedTransaction,
     State,
     StateMachine,
 )
@@ -108,7 +108,7 @@ def test_only_version_1_with_gap_needs_next_epoch(version: int, is_resumed: bool
 @pytest.mark.parametrize("is_empty", [True, False])
 def test_resumed_transaction_keeps_its_version_and_content(is_empty: bool) -> None:
     content = begun(1)
-    content.resume(PreparedTransaction(OpenTransaction("id", 1000, 0, 2), is_empty))
+    content.resume(2, is_empty)
     assert (content.version, content.is_resumed, content.is_empty) == (2, True, is_empty)
 
 
@@ -118,7 +118,7 @@ def test_resumed_transaction_keeps_its_version_and_content(is_empty: bool) -> No
 @pytest.mark.parametrize("state", State, ids=lambda state: state.name)
 def test_closed_transaction_accepts_only_records_of_joined_sends(state: State) -> None:
     machine = StateMachine()
-    sends = JoinedSends(machine)
+    sends = JoinedSends(machine, threading.RLock())
     machine.state = State.IN_TRANSACTION
     sends.join("before")
     machine.state = state
@@ -132,7 +132,7 @@ def test_closed_transaction_accepts_only_records_of_joined_sends(state: State) -
 
 def test_send_that_left_is_not_waited_for() -> None:
     machine = StateMachine()
-    sends = JoinedSends(machine)
+    sends = JoinedSends(machine, threading.RLock())
     machine.state = State.IN_TRANSACTION
     assert not sends
     sends.join("a send")
