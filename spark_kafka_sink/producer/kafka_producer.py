@@ -56,6 +56,7 @@ from spark_kafka_sink.producer.transaction_calls import TransactionCalls
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata, Offsets
 from spark_kafka_sink.producer.transactions import Idempotence, PreparedTransaction, TransactionManager
 from spark_kafka_sink.producer.writes import WriteReport, table_and_formats, write_table
+from spark_kafka_sink.record.arrow import MAX_COLUMN_BYTES
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.codecs import codec_for
@@ -100,6 +101,7 @@ class BlockAppender:
         self._accumulator = accumulator
         self._join = join
         self._wakeup = wakeup
+        self._most_block_bytes = min(config.buffer_memory // BLOCKS_IN_MEMORY, MAX_COLUMN_BYTES)
 
     def append(self, topic: str, columns: RecordColumns, on_completion: RunCallback | None, send: object) -> None:
         """Append every row of `columns` for the call `send`."""
@@ -130,7 +132,7 @@ class BlockAppender:
         `partitions`: an int32 array, one per row, or None for rows that may go to any partition.
         """
         rows = columns.num_rows
-        if rows > 1 and columns_size_upper_bound(columns) > self._config.buffer_memory // BLOCKS_IN_MEMORY:
+        if rows > 1 and columns_size_upper_bound(columns) > self._most_block_bytes:
             half = rows // 2
             for first, last in ((0, half), (half, rows)):
                 own = None if partitions is None else partitions[first:last]

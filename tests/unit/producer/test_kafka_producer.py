@@ -955,3 +955,13 @@ def test_metadata_uses_the_configured_backoff_and_ages() -> None:
     assert 56 <= metadata.time_to_next_update(clock.now_ms()) <= 84  # a jitter of 20 % in both directions
     assert metadata.retain_topic(TOPIC, clock.now_ms() + 8_999)
     assert not metadata.retain_topic(TOPIC, clock.now_ms() + 9_000)
+
+
+def test_block_is_halved_below_the_limit_of_its_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: from buffer.memory=12 GiB on, rows of more than 2 GiB together were refused, which less memory takes."""
+    for module in ("spark_kafka_sink.record.block", "spark_kafka_sink.producer.kafka_producer"):
+        monkeypatch.setattr(f"{module}.MAX_COLUMN_BYTES", 1 << 20)  # stands for 2 GiB, and 12 MiB for 24 GiB of memory
+    harness = warm({**AT_ONCE, "buffer.memory": 12 << 20})
+    harness.send_columns(RecordColumns.from_rows([b"x" * 1_000] * 1_500))
+    harness.settle()
+    assert len(harness.values()) == 1_500
