@@ -250,7 +250,7 @@ class ProducerHarness:
         """Flush as an application thread does, and run the Sender's turns."""
 
         def wait(batch: ProducerBatch) -> bool:
-            self.run_until(lambda: batch.is_done, limit_ms)
+            self.run_until(lambda: batch.result.is_done, limit_ms)  # as the product: a split batch itself never ends
             return True
 
         self.accumulator.flush(lambda: None, wait)
