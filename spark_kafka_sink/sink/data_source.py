@@ -269,7 +269,7 @@ class _Writer(ABC):
             if not self.is_stream and not self._config.is_outside_queries:
                 refuse_beside_queries(has_query_thread())
             if self._prefix is None:  # not earlier: Spark makes writers that write nothing
-                with process_client(self._config.producer) as client:
+                with process_client(self._config.producer) as (client, _):
                     self._claim = claim_name(client, self._config, random.Random())
                 self._prefix = self._claim.prefix
             try:
@@ -288,7 +288,7 @@ class _Writer(ABC):
     def _release_name(self) -> None:
         """Release the name of a write that is committed, or of which nothing is open or decided."""
         if self._claim is not None:
-            with process_client(self._config.producer) as client:
+            with process_client(self._config.producer) as (client, _):
                 release_name(client, self._config, self._claim)
 
     @abstractmethod

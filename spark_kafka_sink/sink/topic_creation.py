@@ -1,8 +1,8 @@
 """The topic that `topic.create=if-missing` makes: its options, and its creation on the driver before any task.
 
 What exists is never changed. Where it differs from the options, one warning says how. Several drivers may create the
-same topic at once: brokers create it once, and the others find it. Used by one thread at a time, over the client that
-the driver keeps (exactly_once/cluster.py).
+same topic at once: brokers create it once, and the others find it. Over the client that the driver keeps
+(exactly_once/cluster.py). Any thread may call; those with the same kafka.* options ask one after the other.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def create_missing_topic(config: SinkConfig) -> None:
     wanted, topic = config.requested_topic, config.topic
     if wanted is None or topic is None:
         return
-    with process_client(config.producer) as client:
-        timer = client.timer(config.producer.max_block_ms)
+    with process_client(config.producer) as (client, timer):
         try:
             is_new = client.creation.create_missing(
                 topic, wanted.partitions, wanted.replication_factor, dict(wanted.configs), timer

@@ -1,8 +1,8 @@
 """What the brokers say about a topic: how many partitions it has, and how large a record it takes.
 
 Asked for by the tasks of a sink with dead letters, once for each topic and process, and again after
-metadata.max.age.ms or for a row whose partition the last answer did not have. Uses the client of the process, so only
-its one thread may call.
+metadata.max.age.ms or for a row whose partition the last answer did not have. Uses the client of the process. Any
+thread may call.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def process_limits(config: ProducerConfig) -> TopicLimitsCache:
 
 
 def _ask(config: ProducerConfig, topic: str) -> TopicLimits:
-    with process_client(config) as client:
-        return read_limits(client.creation, topic, client.timer(config.max_block_ms))
+    with process_client(config) as (client, timer):
+        return read_limits(client.creation, topic, timer)
 
 
 def read_limits(creation: TopicCreation, topic: str, timer: Timer) -> TopicLimits:

@@ -1,6 +1,7 @@
 """The requests of exactly-once delivery to a real cluster, over one set of connections.
 
-Belongs to one thread at a time. Only the process that made the connections may use them, not its children.
+A client belongs to one thread at a time: `process_client` lends the one that a process keeps. Only the process that
+made the connections may use them, not its children.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import logging
 import os
 import random
 import shlex
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
@@ -302,30 +304,95 @@ def _own_transaction_ms(task_timeout_ms: int) -> int:
 
 @dataclass(slots=True)
 class _Kept:
-    client: ClusterClient
-    asked_ms: int
+    """A client of this process. Only the thread that holds `lock` may use it, or change the other fields."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    client: ClusterClient | None = None
+    uses: int = 0
+    """How often the thread that holds `lock` is inside `process_client`."""
+    asked_ms: int = 0
 
 
 _CLIENTS: Final[dict[tuple[int, object], _Kept]] = {}
+"""By process and configuration: after a fork, the child uses none of its parent's locks and connections."""
 
 
-def kept_client(config: ProducerConfig) -> ClusterClient:
-    """Return the process's client for this configuration, for its one thread, to be used at once. A client that was not
-    asked for in ten minutes is closed when another one is asked for. Raises BootstrapResolutionError.
+class Lent(NamedTuple):
+    """The process's client, lent to one thread. `timer`: what is left of max.block.ms, for its first call."""
+
+    client: ClusterClient
+    timer: Timer
+
+
+@contextmanager
+def process_client(config: ProducerConfig) -> Iterator[Lent]:
+    """The process's client for this configuration, for this thread alone. A thread that has it may ask for it again;
+    another one waits. A client that was not asked for in ten minutes is closed when another one is asked for.
+
+    The client is closed after a refused login, because the certificates may have been renewed since it read their
+    files, and after what is no KafkaError, such as Ctrl-C: it may wait for ever for what was interrupted.
+
+    Raises BootstrapResolutionError, and KafkaTimeoutError if another thread has the client for max.block.ms.
     """
+    kept, left_ms = _taken(config)
+    try:
+        kept.uses += 1
+        kept.asked_ms = SystemClock().now_ms()
+        _close_idle(kept.asked_ms)
+        if kept.client is None:
+            kept.client = connect(config)
+        yield Lent(kept.client, kept.client.timer(left_ms))
+    except BaseException as error:
+        if not isinstance(error, KafkaError) or isinstance(error, AuthenticationError):
+            _close(kept)
+        raise
+    finally:
+        kept.uses -= 1
+        kept.lock.release()
+
+
+def _taken(config: ProducerConfig) -> tuple[_Kept, int]:
+    """Return the entry of this process, with its lock, and what is left of max.block.ms."""
+    key = (os.getpid(), config.canonical())
+    timer = Timer(SystemClock(), config.max_block_ms)
+    while True:
+        kept = _CLIENTS.setdefault(key, _Kept())
+        if not kept.lock.acquire(blocking=False):
+            if not kept.lock.acquire(timeout=min(timer.remaining_ms / 1000, threading.TIMEOUT_MAX)):
+                raise _in_use(config)
+            timer.update()
+        if _CLIENTS.get(key) is kept:
+            return kept, timer.remaining_ms
+        kept.lock.release()  # another thread has found it idle, and taken it out
+
+
+def _in_use(config: ProducerConfig) -> KafkaTimeoutError:
+    servers = ",".join(f"{host}:{port}" for host, port in config.bootstrap_servers)
+    return KafkaTimeoutError(
+        f"Another thread of this process used the connections to {servers} for {config.max_block_ms} ms"
+        " (max.block.ms). Threads with the same kafka.* options share them, and ask the brokers one after the other."
+        " Its own error or log says what it waits for: brokers that answer slowly, or not at all."
+    )
+
+
+def _close_idle(now_ms: int) -> None:
+    """Close the clients of this process that no thread uses and that were not asked for in ten minutes."""
     own = os.getpid()
-    key = (own, config.canonical())
-    now_ms = SystemClock().now_ms()
-    for other, kept in list(_CLIENTS.items()):
-        other_pid, _ = other
-        if other_pid == own and other != key and now_ms - kept.asked_ms >= IDLE_MS:
-            del _CLIENTS[other]
-            kept.client.close()
-    found = _CLIENTS.get(key)
-    if found is None:
-        found = _CLIENTS.setdefault(key, _Kept(connect(config), now_ms))
-    found.asked_ms = now_ms
-    return found.client
+    for key, kept in _CLIENTS.copy().items():
+        if key[0] != own or now_ms - kept.asked_ms < IDLE_MS or not kept.lock.acquire(blocking=False):
+            continue
+        try:
+            if not kept.uses and now_ms - kept.asked_ms >= IDLE_MS:
+                _CLIENTS.pop(key, None)
+                _close(kept)
+        finally:
+            kept.lock.release()
+
+
+def _close(kept: _Kept) -> None:
+    client, kept.client = kept.client, None
+    if client is not None:
+        client.close()
 
 
 def connect(config: ProducerConfig) -> ClusterClient:
@@ -342,7 +409,7 @@ def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False)
     """The protocol for a prefix over the process's client. Raises KafkaError. The error for a broker that is too old
     names the Kafka release that exactly-once delivery needs.
     """
-    with process_client(config.producer) as client:
+    with process_client(config.producer) as (client, _):
         try:
             cluster = KafkaDriverCluster(client, config, prefix, is_one_off=is_one_off)
             yield ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms, topic=config.topic, is_new=is_one_off)
@@ -360,14 +427,14 @@ def describe_in_process(
     """Describe transactional ids, for a task. The answer for the last one is at most a second older than the others.
     Raises KafkaError.
     """
-    with process_client(config.producer) as client:
+    with process_client(config.producer) as (client, timer):
         described: dict[str, TransactionDescription | None] = {}
         asked = [*transactional_ids]
         while asked:
-            timer = client.timer(config.producer.max_block_ms)
             described |= client.transactions.describe_transactions(asked, timer)
             is_slow = timer.timeout_ms - timer.remaining_ms > _MOST_APART_MS
             asked = asked[-1:] if is_slow and len(asked) > 1 else []
+            timer = client.timer(config.producer.max_block_ms)
         return described
 
 
@@ -379,22 +446,8 @@ def coordinators_in_process(config: SinkConfig, prefix: str, partition: int, nam
     """
     first = partition - partition % _LOOKED_UP_TOGETHER
     others = (task_id(prefix, each, 0) for each in range(first, first + _LOOKED_UP_TOGETHER))
-    with process_client(config.producer) as client:
-        return client.coordinators(name, others, client.timer(config.producer.max_block_ms))
-
-
-@contextmanager
-def process_client(config: ProducerConfig) -> Iterator[ClusterClient]:
-    """The process's client. It is closed after a refused login: the certificates may have been renewed since the client
-    read their files.
-    """
-    client = kept_client(config)
-    try:
-        yield client
-    except AuthenticationError:
-        _CLIENTS.pop((os.getpid(), config.canonical()), None)
-        client.close()
-        raise
+    with process_client(config.producer) as (client, timer):
+        return client.coordinators(name, others, timer)
 
 
 def check_decision_topic(creation: TopicCreation, topic: str, timer: Timer) -> None:

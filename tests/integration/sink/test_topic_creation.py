@@ -6,6 +6,7 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,23 @@ def test_brokers_choose_what_is_not_given(kafka_broker: Admin, topic: str) -> No
 def test_brokers_refuse_in_their_words(kafka_broker: Admin, topic: str, more: dict[str, object], words: str) -> None:
     with pytest.raises(KafkaError, match=rf"^Topic {topic}: .*{words}"):
         create_missing_topic(SinkConfig.from_options(options(kafka_broker, topic, **more)))
+
+
+def test_threads_of_one_driver_create_their_topics(kafka_broker: Admin, topic: str) -> None:
+    """Bug: threads used the connections that the driver keeps at once. Their writes failed before any task."""
+    topics = [topic, f"{topic}-other"]
+
+    def ask(thread: int) -> None:
+        wanted = SinkConfig.from_options(options(kafka_broker, topics[thread % 2]))
+        for _ in range(10):
+            create_missing_topic(wanted)
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert [*pool.map(ask, range(4))] == [None] * 4
+        assert [len(kafka_broker.describe_topic(each).partitions) for each in topics] == [3, 3]
+    finally:
+        kafka_broker.delete_topic(topics[1])
 
 
 def test_several_drivers_create_one_topic(kafka_broker: Admin, topic: str) -> None:

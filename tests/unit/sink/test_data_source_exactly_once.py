@@ -47,7 +47,9 @@ CONFIG = SinkConfig.from_options(
 @pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CoordinatorBench:
     made = CoordinatorBench(version=request.param)
-    monkeypatch.setattr(cluster_module, "kept_client", lambda _: made.coordinator)
+    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
+    monkeypatch.setattr(cluster_module, "connect", lambda _: made.coordinator)
+    monkeypatch.setattr(made.coordinator, "close", lambda: None)
     monkeypatch.setattr(data_source, "has_query_thread", lambda: False)
     return made
 

@@ -35,7 +35,9 @@ SERVERS = {"kafka.bootstrap.servers": "broker-0:9092"}
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> CoordinatorBench:
     made = CoordinatorBench()
-    monkeypatch.setattr(cluster_module, "kept_client", lambda _: made.coordinator)
+    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
+    monkeypatch.setattr(cluster_module, "connect", lambda _: made.coordinator)
+    monkeypatch.setattr(made.coordinator, "close", lambda: None)
     return made
 
 

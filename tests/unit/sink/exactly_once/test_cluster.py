@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any, TypeVar
 from unittest.mock import Mock
 
 import pytest
@@ -36,11 +40,13 @@ from spark_kafka_sink.sink.exactly_once.cluster import (
     connect,
     coordinators_in_process,
     describe_in_process,
-    kept_client,
+    process_client,
     process_driver,
 )
 from spark_kafka_sink.sink.exactly_once.messages import TaskOutcome, TaskTransaction, task_id
 from spark_kafka_sink.sink.options import SinkConfig
+
+T = TypeVar("T")
 
 CONFIG = SinkConfig.from_options(
     {
@@ -111,10 +117,11 @@ def test_clients_of_unused_settings_are_closed(monkeypatch: pytest.MonkeyPatch) 
 
     def connect(config: ProducerConfig) -> SimpleNamespace:
         seen.append(f"{config.client_id} made")
-        return SimpleNamespace(close=lambda: seen.append(f"{config.client_id} closed"))
+        return SimpleNamespace(close=lambda: seen.append(f"{config.client_id} closed"), timer=Mock())
 
     def ask(client_id: str) -> object:
-        return kept_client(replace(CONFIG.producer, client_id=client_id))
+        with process_client(replace(CONFIG.producer, client_id=client_id)) as (client, _):
+            return client
 
     seen: list[str] = []
     clock = FakeClock()
@@ -286,7 +293,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[ProducerConfig]:
 
     def connect(config: ProducerConfig, *_: object) -> object:
         configs.append(config)
-        return object()
+        return Mock()
 
     monkeypatch.setattr(ClusterClient, "connect", connect)
     return configs
@@ -295,12 +302,160 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[ProducerConfig]:
 def test_tasks_share_a_client_and_forked_children_do_not(
     made: list[ProducerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = kept_client(CONFIG.producer)
-    assert kept_client(replace(CONFIG.producer)) is first
-    assert kept_client(replace(CONFIG.producer, linger_ms=7)) is not first
+    def kept(config: ProducerConfig) -> ClusterClient:
+        with process_client(config) as (client, _):
+            return client
+
+    first = kept(CONFIG.producer)
+    assert kept(replace(CONFIG.producer)) is first
+    assert kept(replace(CONFIG.producer, linger_ms=7)) is not first
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert kept_client(CONFIG.producer) is not first
+    assert kept(CONFIG.producer) is not first
     assert len(made) == 3
+
+
+def in_thread(call: Callable[[], T]) -> T:
+    """Return what another thread's call returns, or raise its error."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+@contextmanager
+def held_by_another_thread(config: ProducerConfig) -> Iterator[Callable[[], None]]:
+    """Another thread uses the client inside the `with`, until the call that this yields."""
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with process_client(config):
+            is_held.set()
+            assert is_over.wait(10)
+
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(hold)
+        try:
+            assert is_held.wait(10)
+            yield is_over.set
+        finally:
+            is_over.set()
+        held.result()
+
+
+@pytest.mark.usefixtures("made")
+def test_process_client_is_lent_to_one_thread_at_a_time() -> None:
+    """Bug: two threads polled and sent on the same connections. Their calls failed with "The request is done already",
+    or blamed a broker.
+    """
+    users: list[int] = []
+    most: list[int] = []
+
+    def use(_: int) -> ClusterClient:
+        with process_client(CONFIG.producer) as (client, _), process_client(CONFIG.producer) as (again, _):
+            users.append(1)
+            most.append(len(users))
+            os.sched_yield()
+            users.pop()
+            assert again is client  # a thread that has it is not kept from it
+            return client
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len({id(client) for client in pool.map(use, range(200))}) == 1
+    assert set(most) == {1}
+
+
+@pytest.mark.usefixtures("made")
+def test_thread_waits_for_the_client_at_most_max_block_ms() -> None:
+    impatient = replace(CONFIG.producer, max_block_ms=20)
+    with held_by_another_thread(impatient), pytest.raises(KafkaTimeoutError) as refused, process_client(impatient):
+        pass
+    assert "Another thread of this process used the connections to broker-0:9092 for 20 ms (max.block.ms)." in str(
+        refused.value
+    )
+    with process_client(impatient):
+        pass
+
+
+def test_time_of_waiting_is_part_of_max_block_ms(made: list[ProducerConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(cluster_module, "SystemClock", lambda: clock)
+    with held_by_another_thread(CONFIG.producer) as release:
+
+        class Waiting:
+            """The lock, which is free after 300 ms."""
+
+            def __init__(self, lock: threading.RLock) -> None:
+                self.lock = lock
+
+            def acquire(self, *, blocking: bool = True, timeout: float = -1) -> bool:
+                if blocking:
+                    assert timeout == 1.0
+                    clock.sleep_ms(300)
+                    release()
+                return self.lock.acquire(blocking, timeout if blocking else -1)
+
+            def release(self) -> None:
+                self.lock.release()
+
+        (kept,) = cluster_module._CLIENTS.values()
+        kept.lock = Waiting(kept.lock)  # type: ignore[assignment]
+        with process_client(CONFIG.producer) as (client, _):
+            pass
+    assert [call.args for call in client.timer.call_args_list] == [(1000,), (700,)]  # type: ignore[attr-defined]
+    assert len(made) == 1
+
+
+def test_fork_does_not_inherit_a_held_client(made: list[ProducerConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    own = os.getpid()
+    with held_by_another_thread(CONFIG.producer):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: own + 1)
+            with process_client(replace(CONFIG.producer)):
+                pass
+        assert len(made) == 2
+
+
+def test_client_in_use_is_not_closed_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, closed = FakeClock(), Mock()
+    monkeypatch.setattr(cluster_module, "SystemClock", lambda: clock)
+    monkeypatch.setattr(cluster_module, "connect", lambda config: Mock(close=lambda: closed(config.client_id)))
+    one, two, three = (replace(CONFIG.producer, client_id=name) for name in ("one", "two", "three"))
+    with held_by_another_thread(one), process_client(two):
+        clock.sleep_ms(600_000)
+        with process_client(three):  # one is another thread's, two is this thread's
+            pass
+        closed.assert_not_called()
+    clock.sleep_ms(600_000)
+    with process_client(three):
+        pass
+    assert sorted(call.args for call in closed.call_args_list) == [("one",), ("two",)]
+
+
+def test_thread_that_waited_for_an_idle_client_gets_a_new_one(
+    made: list[ProducerConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may close the client as idle after this one has found it, and before this one has its lock."""
+    found = cluster_module._Kept()
+    closed = Mock()
+    found.client = closed
+
+    class TakenOut(dict[Any, Any]):
+        def setdefault(self, key: Any, default: Any = None) -> Any:
+            monkeypatch.setattr(cluster_module, "_CLIENTS", {})
+            return found
+
+    monkeypatch.setattr(cluster_module, "_CLIENTS", TakenOut())
+    with process_client(CONFIG.producer) as (client, _):
+        assert client is not closed
+    assert len(made) == 1
+    assert in_thread(lambda: found.lock.acquire(blocking=False))
+
+
+def test_client_is_not_used_again_after_an_interrupt(made: list[ProducerConfig]) -> None:
+    with pytest.raises(KeyboardInterrupt), process_client(CONFIG.producer) as (first, _):
+        raise KeyboardInterrupt
+    assert first.close.call_count == 1  # type: ignore[attr-defined]
+    with process_client(CONFIG.producer):
+        pass
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize(("given_ms", "used_ms"), [(100, 10), (3, 3)])

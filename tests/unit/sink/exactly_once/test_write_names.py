@@ -53,6 +53,12 @@ class WriteBench(CoordinatorBench):
     def prefixes(self) -> set[str]:
         return {each.partition("/")[0] for each in self.cluster.transactions.transactions}
 
+    def start_driver(self) -> None:
+        """Go on as another driver, without the state of earlier writes."""
+        self.coordinator = self.raw.coordinator = self.another_client()
+        self.coordinator.close = lambda: None
+        cluster_module._CLIENTS.clear()
+
     def claim(self, client: ClusterClient | None = None) -> Claim:
         return claim_name(client or self.coordinator, CONFIG, random.Random(7))
 
@@ -66,7 +72,8 @@ class WriteBench(CoordinatorBench):
 @pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> WriteBench:
     made = WriteBench(version=request.param)
-    monkeypatch.setattr(cluster_module, "kept_client", lambda _: made.coordinator)
+    monkeypatch.setattr(cluster_module, "_CLIENTS", {})
+    monkeypatch.setattr(cluster_module, "connect", lambda _: made.coordinator)
     monkeypatch.setattr(session_module, "connect", lambda _: made.coordinator)
     monkeypatch.setattr(made.coordinator, "close", lambda: None)
     monkeypatch.setattr(kafka_sink, "refuse_in_query", lambda *_, **__: None)
@@ -114,15 +121,11 @@ WRITES = pytest.mark.parametrize("write", [by_sink, by_format])
 
 
 @WRITES
-def test_many_applications_share_the_transactional_ids_of_one(
-    bench: WriteBench, write: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_applications_share_the_transactional_ids_of_one(bench: WriteBench, write: Any) -> None:
     """Bug: each application made its own names, so that a job that starts each minute left 2 million ids a week."""
     count = 200 if bench.coordinator.transaction_version(bench.timer()) == 2 else 40
     for _ in range(count):
-        other = bench.another_client()  # has no state of earlier writes
-        monkeypatch.setattr(other, "close", lambda: None)
-        bench.coordinator = bench.raw.coordinator = other
+        bench.start_driver()
         write(bench)
     transactions = bench.cluster.transactions
     assert bench.rows() == count * TASKS
@@ -187,8 +190,7 @@ def test_name_of_ended_write_is_used_again(
 def test_write_creates_a_deleted_decision_topic_again(bench: WriteBench, write: Any) -> None:
     write(bench)
     del bench.cluster.topics[CONFIG.decision_topic]
-    bench.coordinator = bench.another_client()
-    bench.coordinator.close = lambda: None
+    bench.start_driver()
     write(bench)
     assert bench.rows() == 2 * TASKS
     assert len(bench.prefixes()) == 1
