@@ -64,8 +64,8 @@ def _load_kernel() -> Any:
     except ImportError as cause:
         log.warning(
             "The compiled kernel does not load: %s. Install spark-kafka-sink on a machine like this one. %s",
-            _WITHOUT_KERNEL,
             cause,
+            _WITHOUT_KERNEL,
         )
     return None
 

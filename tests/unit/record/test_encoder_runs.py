@@ -50,7 +50,8 @@ def test_reason_for_a_missing_kernel_is_logged(
     (record,) = caplog.records
     assert record.levelname == level
     assert "numpy encodes the records" in record.getMessage()
-    assert level == "INFO" or "GLIBC_2.38 not found" in record.getMessage()
+    if level == "WARNING":  # bug: the cause and what it means stood in each other's place
+        assert record.getMessage().startswith("The compiled kernel does not load: GLIBC_2.38 not found. Install")
 
 
 def some(rng: random.Random, rows: int, longest: int, nulls: float) -> list[bytes | None]:
