@@ -91,7 +91,8 @@ class FormattedWriter:
         before = len(self._pending)
         try:
             for row in rows:
-                names, cells = taken((row,), self._taken + len(self._pending))[0]
+                number = self._taken + len(self._pending)
+                names, cells = taken((row,), number, takes_unnamed=self._has_letters)[0]
                 self._pending.append((names, self._fixed_cells(names, cells)))
         except Exception as error:
             self._counts.fail(error)

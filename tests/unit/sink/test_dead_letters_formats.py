@@ -377,6 +377,28 @@ def test_cells_of_rows_that_no_column_can_hold(
     assert (second["key"], second[ROW]) == (b'{"k":5}', b"5")
 
 
+@pytest.mark.parametrize("one_by_one", [False, True], ids=["foreachPartition", "foreach"])
+def test_a_header_without_a_name_is_a_dead_letter_by_rows(one_by_one: bool) -> None:
+    """Bug: by rows with a format, such a header stopped the query although dead letters were on."""
+    rows = [
+        Row(value=Row(a=1), headers=[Row(key="h", value=b"x")]),
+        Row(value=Row(a=2), headers=[Row(key=None, value=b"x")]),
+        Row(value=Row(a=4), headers=None),
+    ]
+    bench = Bench(resolved("value", "json", pa.struct([("a", pa.int64())])))
+    bench.write_rows(rows, one_by_one=one_by_one)
+    assert bench.sent("value") == [(b'{"a":1}',), (b'{"a":4}',)]
+    (letter,) = bench.dead()
+    assert (letter["value"], letter[MESSAGE]) == (b'{"a":2}', b"a header has no name")
+
+
+def test_without_dead_letters_a_header_without_a_name_fails_the_task_by_rows() -> None:
+    bench = Bench(resolved("value", "json", pa.struct([("a", pa.int64())])))
+    bench.delivery.letters = None
+    with pytest.raises(SchemaError, match="A header key of row 1 is a NoneType"):
+        bench.write_rows([Row(value=Row(a=1)), Row(value=Row(a=2), headers=[Row(key=None, value=b"x")])])
+
+
 def test_a_cell_of_a_wrong_python_type_fails_the_task() -> None:
     """It is an error of the program, and every row may have it."""
     bench = Bench(resolved("value", "json", pa.struct([("a", pa.int32())])))
