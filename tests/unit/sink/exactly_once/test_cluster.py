@@ -348,7 +348,7 @@ def test_process_client_is_lent_to_one_thread_at_a_time() -> None:
     users: list[int] = []
     most: list[int] = []
 
-    def use(_: int) -> ClusterClient:
+    def use(_number: int) -> ClusterClient:
         with process_client(CONFIG.producer) as (client, _), process_client(CONFIG.producer) as (again, _):
             users.append(1)
             most.append(len(users))
