@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.texts import Secret
+from spark_kafka_sink.common.texts import Secret, shown
 
 _TRIMMED = "".join(map(chr, range(0x21)))
 """The characters that Kafka strips from a password: Java's `trim` strips only ASCII's blanks."""
@@ -161,6 +161,24 @@ def secret_pem(label: str) -> Callable[[object], Secret]:
     return parse
 
 
+def endpoint_url(value: object) -> str:
+    """Parse a URL for a client of another library: http or https, with a host, and without a login."""
+    url = str(value).strip()
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0 and "#" not in url
+    except ValueError:
+        is_usable = False
+    if not is_usable or re.search(r"[\0-\x20\x7f]", url):
+        raise RefusalError("must be a URL of the form https://host/path")
+    if "@" in parts.netloc:
+        raise RefusalError(_NO_LOGIN)
+    return url
+
+
+_NO_LOGIN: Final = "must be a URL without credentials; they have their own options"
+
+
 def https_url(value: object) -> str:
     """Parse a URL that is safe for credentials: no fragment (RFC 6749, 3.2), and a host that DNS can have."""
     url = str(value).strip()
@@ -173,7 +191,7 @@ def https_url(value: object) -> str:
     if not is_usable:
         raise RefusalError("must be a URL of the form https://host/path")
     if parts.username is not None or parts.password is not None:
-        raise RefusalError("must be a URL without credentials; they have their own options")
+        raise RefusalError(_NO_LOGIN)
     if re.search(r"[\0-\x20\x7f]", url) or not (parts.path + parts.query).isascii():
         raise RefusalError("must have %XX for blanks, and for characters of its path that are not ASCII")
     return url
@@ -323,7 +341,7 @@ def addresses(value: object) -> tuple[tuple[str, int], ...]:
         host = host.rsplit("://", 1)[-1].removeprefix("[").removesuffix("]")
         is_port = re.fullmatch("[0-9]{1,5}", port_text) and 0 < int(port_text) < 65536
         if not colon or not _HOST.fullmatch(host) or not is_port:
-            raise RefusalError(f"must be host:port pairs, separated by commas: {item!r} is not host:port")
+            raise RefusalError(f"must be host:port pairs, separated by commas: {shown(item)} is not host:port")
         found.append((host, int(port_text)))
     if not found:
         raise RefusalError("must have at least one host:port")
@@ -373,12 +391,12 @@ def table_of(settings: Any) -> dict[str, Any]:
 
 
 def parse_value(key: str, value: object, metadata: Mapping[str, Any]) -> object:
-    """Return the parsed value. Raises ConfigError with the key, and with the value unless it is secret."""
+    """Return the parsed value. Raises ConfigError with the key, and with the value unless that may be secret."""
     try:
         return metadata["parse"](value)
     except RefusalError as refusal:
-        shown = "***" if metadata.get("is_secret") else repr(value)
-        raise ConfigError(f"`{key}`={shown} {refusal}.", setting=key) from None
+        given = "***" if metadata.get("is_secret") else shown(value)
+        raise ConfigError(f"`{key}`={given} {refusal}.", setting=key) from None
 
 
 def row_of(key: str, metadata: Mapping[str, Any]) -> OptionRow:

@@ -26,7 +26,7 @@ from typing import Final, Literal, NamedTuple
 from spark_kafka_sink.common import options as parsers
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import RefusalError, option
-from spark_kafka_sink.common.texts import Secret
+from spark_kafka_sink.common.texts import Secret, shown
 
 PLAIN_MODULE: Final = "PlainLoginModule"
 SCRAM_MODULE: Final = "ScramLoginModule"
@@ -171,7 +171,7 @@ def tls_choice(versions: Sequence[str], suites: Sequence[str] | None) -> TlsChoi
     newer = _SUITES_OF_1_3.intersection(suites)
     if strange := [suite for suite in suites if suite not in known and suite not in newer]:
         choice = ", ".join((*sorted(_SUITES_OF_1_3), *_SUITES_OF_1_2))
-        raise ConfigError(f"`ssl.cipher.suites`: {strange[0]!r} is not known here. Known are {choice}.")
+        raise ConfigError(f"`ssl.cipher.suites`: {shown(strange[0])} is not known here. Known are {choice}.")
     if newer and newer != _SUITES_OF_1_3:
         raise ConfigError(
             "`ssl.cipher.suites`: Python's ssl cannot choose among the suites of TLS 1.3. Name all three"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 _LONGEST: Final = 500
+_LOGIN: Final = re.compile(r"//[^\s'\"]*@")
+_QUERY: Final = re.compile(r"(://[^\s'\"?]*)\?[^\s'\"]*")
 
 
 class Secret:
@@ -37,3 +40,16 @@ def one_line(text: str) -> str:
     """Return a peer's text without line breaks and control characters, cut after 500 characters."""
     cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
     return "".join(character if character.isprintable() else "?" for character in cut)
+
+
+def without_logins(text: str) -> str:
+    """Return the text with *** in place of the login and of the query of each address in it."""
+    return _QUERY.sub(r"\1?***", _LOGIN.sub("//***@", text))
+
+
+def shown(value: object) -> str:
+    """Return the repr of an option's value, for an error that refuses it. A value with an @ is ***, because it may be
+    an address with a login, without a scheme, and in the wrong option.
+    """
+    text = repr(value)
+    return "***" if "@" in text else without_logins(text)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import RefusalError, boolean, nearest, non_empty_text, one_of
+from spark_kafka_sink.common.texts import shown
 from spark_kafka_sink.serialization.column_format import (
     AVRO,
     JSON,
@@ -211,7 +212,7 @@ def _parsed(key: str, given: Mapping[str, object], parse: Callable[[object], Any
     try:
         return parse(given[key])
     except RefusalError as refusal:
-        raise ConfigError(f"{key}={given[key]!r:.100} {refusal}.", setting=key) from None
+        raise ConfigError(f"{key}={shown(given[key]):.100} {refusal}.", setting=key) from None
 
 
 def _without(key: str, needed: str) -> ConfigError:

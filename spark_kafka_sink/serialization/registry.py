@@ -26,7 +26,7 @@ from spark_kafka_sink.common.errors import (
     RegistryError,
     SchemaError,
 )
-from spark_kafka_sink.common.texts import one_line
+from spark_kafka_sink.common.texts import one_line, without_logins
 from spark_kafka_sink.serialization.column_format import AVRO, JSON_SCHEMA, PROTOBUF, ColumnFormat
 from spark_kafka_sink.serialization.message_indexes import find_message, index_bytes
 from spark_kafka_sink.serialization.protobuf_parser import WELL_KNOWN
@@ -284,7 +284,7 @@ def _in_our_words(settings: RegistrySettings, address: str, subject: str) -> Ite
     except SchemaRegistryError as error:
         raised = _refusal(error, _words(error, settings), address, subject)
     except OAuthTokenError as error:
-        endpoint = settings.bearer_auth_issuer_endpoint_url or "the endpoint"
+        endpoint = urlsplit(settings.bearer_auth_issuer_endpoint_url or "").netloc or "the endpoint"
         raised = AuthenticationError(
             f"No token for the schema registry came from {endpoint}: {_plain(error.message, settings)}. Check"
             f" {PREFIX}bearer.auth.*."
@@ -347,7 +347,7 @@ def _plain(text: str, settings: RegistrySettings) -> str:
     """Return the text on one line, without a full stop at its end and without secrets."""
     for secret in settings.secrets():
         text = text.replace(secret, "***")
-    return one_line(text.strip()).rstrip(".")
+    return one_line(without_logins(text.strip())).rstrip(".")
 
 
 def _hint(error: Exception) -> str:

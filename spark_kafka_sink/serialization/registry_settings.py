@@ -3,8 +3,8 @@
 Names and meanings are those of Confluent's client for Python (confluent_kafka.schema_registry 2.16), of its serializers
 (auto.register.schemas to use.schema.id), and `url`, with two exceptions: `timeout` has a default, because Confluent's
 client waits without limit, and the certificate of a registry cannot be left unchecked. A setting without effect is an
-error. No secret is in a repr or an error, nor is what stands before the @ of an address, nor the text of a key that
-stands where its path should.
+error. No secret is in a repr or an error, nor is what stands before the @ of an address, nor the query of one, nor the
+text of a key that stands where its path should.
 
 Plain values that pickle.
 """
@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 from spark_kafka_sink.common import options as parsers
 from spark_kafka_sink.common.errors import ConfigError
@@ -31,7 +31,7 @@ from spark_kafka_sink.common.options import (
     row_of,
     table_of,
 )
-from spark_kafka_sink.common.texts import Secret
+from spark_kafka_sink.common.texts import Secret, shown
 
 PREFIX: Final = "schema.registry."
 LOCATION_OPTION: Final = "schema.id.location"
@@ -171,10 +171,14 @@ class RegistrySettings:
         parsers.non_empty_text, None, "string", "With OAUTHBEARER: the scope of the token."
     )
     bearer_auth_issuer_endpoint_url: str | None = option(
-        parsers.non_empty_text, None, "string", "With OAUTHBEARER: the address that gives the token."
+        parsers.endpoint_url, None, "string", "With OAUTHBEARER: the address that gives the token.", is_secret=True
     )
     bearer_auth_issuer_endpoint_query: str | None = option(
-        parsers.non_empty_text, None, "string", "With OAUTHBEARER_AZURE_IMDS: the query of the request."
+        parsers.non_empty_text,
+        None,
+        "string",
+        "With OAUTHBEARER_AZURE_IMDS: the query of the request.",
+        is_secret=True,
     )
     ssl_ca_location: str | None = option(
         _path,
@@ -264,7 +268,31 @@ class RegistrySettings:
         if self.basic_auth_user_info is not None:
             login = self.basic_auth_user_info.reveal()
             found |= {login.partition(":")[2], base64.b64encode(login.encode()).decode()}
+        if self.bearer_auth_issuer_endpoint_url is not None:
+            found |= _of_query(urlsplit(self.bearer_auth_issuer_endpoint_url).query)
+        if self.bearer_auth_issuer_endpoint_query is not None:
+            found |= _of_query(self.bearer_auth_issuer_endpoint_query)
+        if self.proxy is not None:
+            found |= _of_login(self.proxy.reveal())
         return sorted(filter(None, found), key=len, reverse=True)
+
+
+_LEAST_LENGTH: Final = 6
+"""Letters. A shorter part of an address, such as the 1 of version=1, may stand in any text."""
+
+
+def _of_query(query: str) -> set[str]:
+    """Return the query, and its values, as they are and decoded."""
+    values = {value for _, value in parse_qsl(query)}
+    return {query} | {each for value in values for each in (value, quote(value)) if len(each) >= _LEAST_LENGTH}
+
+
+def _of_login(url: str) -> set[str]:
+    """Return what stands before the @ of an address, and the password in it."""
+    login, _, _ = url.rpartition("@")
+    login = login.rpartition("//")[2]
+    password = login.partition(":")[2]
+    return {login, password, unquote(password)}
 
 
 _OF_SERIALIZERS: Final = frozenset(
@@ -297,8 +325,7 @@ def _parsed_url(value: object) -> tuple[tuple[str, ...], Secret | None]:
     try:
         return _addresses(value)
     except RefusalError as refusal:
-        shown = "***" if "@" in str(value) else repr(value)
-        raise ConfigError(f"`url`={shown} {refusal}.", setting="url").named(PREFIX) from None
+        raise ConfigError(f"`url`={shown(value)} {refusal}.", setting="url").named(PREFIX) from None
 
 
 def _addresses(value: object) -> tuple[tuple[str, ...], Secret | None]:

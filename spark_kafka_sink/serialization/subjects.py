@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from spark_kafka_sink.common.errors import ConfigError, SchemaError
+from spark_kafka_sink.common.texts import shown
 from spark_kafka_sink.serialization.column_format import AVRO, JSON_SCHEMA, PROTOBUF, ColumnFormat
 from spark_kafka_sink.serialization.message_indexes import find_message
 
@@ -30,7 +31,7 @@ def subject_of(column_format: ColumnFormat, strategy: str, topic: str | None) ->
     field = column_format.field
     option = f"{field}.subject.name.strategy"
     if strategy not in STRATEGIES:
-        raise ConfigError(f"{option} must be one of {', '.join(STRATEGIES)}, not {strategy!r}.", setting=option)
+        raise ConfigError(f"{option} must be one of {', '.join(STRATEGIES)}, not {shown(strategy)}.", setting=option)
     if strategy == RECORD:
         return record_name(column_format)
     if topic is None:

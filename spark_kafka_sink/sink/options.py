@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from spark_kafka_sink.common.config import LIBRDKAFKA, ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import LONG_MAX, RefusalError, between, boolean, nearest, table_of
+from spark_kafka_sink.common.texts import shown
 from spark_kafka_sink.serialization import format_options
 from spark_kafka_sink.serialization.format_options import Formats, formats_of
 from spark_kafka_sink.sink.requested_topic import (
@@ -321,7 +322,7 @@ def _is_exactly_once(by_key: Mapping[str, object]) -> bool:
     guarantee = AT_LEAST_ONCE if value is None else str(value).strip().lower()
     if guarantee not in {AT_LEAST_ONCE, EXACTLY_ONCE}:
         raise ConfigError(
-            f"delivery.guarantee must be {AT_LEAST_ONCE} or {EXACTLY_ONCE}, not {value!r}.",
+            f"delivery.guarantee must be {AT_LEAST_ONCE} or {EXACTLY_ONCE}, not {shown(value)}.",
             setting="delivery.guarantee",
         )
     for key in _OF_EXACTLY_ONCE:
@@ -358,8 +359,8 @@ def _prefix(by_key: Mapping[str, object]) -> str | None:
     prefix = str(value).strip()
     if not prefix or not prefix.isprintable() or len(prefix) > _LONGEST_PREFIX:
         raise ConfigError(
-            f"transactional.id.prefix={value!r} must have 1 to {_LONGEST_PREFIX} printable characters. Each query and"
-            " sink must have its own.",
+            f"transactional.id.prefix={shown(value)} must have 1 to {_LONGEST_PREFIX} printable characters. Each query"
+            " and sink must have its own.",
             setting="transactional.id.prefix",
         )
     return prefix
@@ -370,7 +371,7 @@ def _dead_letter_topic(by_key: Mapping[str, object], topic: str | None, decision
     value = by_key.get(TOLERANCE_OPTION)
     tolerance = "none" if value is None else str(value).strip().lower()
     if tolerance not in {"none", "all"}:
-        raise ConfigError(f"{TOLERANCE_OPTION} must be none or all, not {value!r}.", setting=TOLERANCE_OPTION)
+        raise ConfigError(f"{TOLERANCE_OPTION} must be none or all, not {shown(value)}.", setting=TOLERANCE_OPTION)
     if tolerance == "none":
         for key in _OF_DEAD_LETTERS:
             if by_key.get(key) is not None:
@@ -402,7 +403,7 @@ def _most_dead_letters(by_key: Mapping[str, object]) -> int:
     text = str(value).strip()
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
         raise ConfigError(
-            f"{MOST_DEAD_LETTERS_OPTION}={value!r} must be a whole number of 1 or more: the most dead letters of a"
+            f"{MOST_DEAD_LETTERS_OPTION}={shown(value)} must be a whole number of 1 or more: the most dead letters of a"
             " micro-batch or write.",
             setting=MOST_DEAD_LETTERS_OPTION,
         )
@@ -418,8 +419,8 @@ def _rate(by_key: Mapping[str, object], key: str, unit: str) -> int | None:
         return between(1, LONG_MAX)(value)
     except RefusalError:
         raise ConfigError(
-            f"{key}={value!r} must be a whole number of 1 or more: the most {unit} that all tasks of a query send in a"
-            " second. Leave it out for no limit.",
+            f"{key}={shown(value)} must be a whole number of 1 or more: the most {unit} that all tasks of a query send"
+            " in a second. Leave it out for no limit.",
             setting=key,
         ) from None
 
@@ -441,7 +442,7 @@ def _boolean(by_key: Mapping[str, object], key: str) -> bool:
     try:
         return value is not None and boolean(value)
     except RefusalError:
-        raise ConfigError(f"{key} must be true or false, not {value!r}.", setting=key) from None
+        raise ConfigError(f"{key} must be true or false, not {shown(value)}.", setting=key) from None
 
 
 def _sends_lineage(by_key: Mapping[str, object]) -> bool:
@@ -494,7 +495,8 @@ def _metrics_ports(value: object) -> range | None:
     found = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", str(value).strip())
     if found is None or not 0 < (first := int(found[1])) <= (last := int(found[2] or first)) <= 65_535:
         raise ConfigError(
-            f"metrics.port={value} must be a port or a range of ports, such as 9250-9299.", setting="metrics.port"
+            f"metrics.port={shown(value)} must be a port or a range of ports, such as 9250-9299.",
+            setting="metrics.port",
         )
     if importlib.util.find_spec("prometheus_client") is None:
         raise ConfigError(
@@ -514,7 +516,7 @@ def _metrics_host(by_key: Mapping[str, object]) -> str:
     host = str(value).strip()
     if not re.fullmatch(r"[\w.:-]+", host):
         raise ConfigError(
-            f"metrics.host={value!r} must be an address of this machine, without a port: 127.0.0.1, or 0.0.0.0 for"
+            f"metrics.host={shown(value)} must be an address of this machine, without a port: 127.0.0.1, or 0.0.0.0 for"
             " all.",
             setting="metrics.host",
         )

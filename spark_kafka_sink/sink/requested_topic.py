@@ -11,6 +11,7 @@ from typing import Final
 from spark_kafka_sink.common import options as parsers
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import RefusalError
+from spark_kafka_sink.common.texts import shown
 
 CREATE_OPTION: Final = "topic.create"
 NEVER: Final = "never"
@@ -48,7 +49,8 @@ def requested_topic(by_key: Mapping[str, object], topic: str | None) -> Requeste
     create = str(given.get(CREATE_OPTION, NEVER)).strip().lower()
     if create not in {NEVER, IF_MISSING}:
         raise ConfigError(
-            f"{CREATE_OPTION} must be {NEVER} or {IF_MISSING}, not {given[CREATE_OPTION]!r}.", setting=CREATE_OPTION
+            f"{CREATE_OPTION} must be {NEVER} or {IF_MISSING}, not {shown(given[CREATE_OPTION])}.",
+            setting=CREATE_OPTION,
         )
     configs = {key.removeprefix(CONFIG_PREFIX): value for key, value in given.items() if key.startswith(CONFIG_PREFIX)}
     if create == NEVER:
@@ -81,7 +83,7 @@ def _number(given: Mapping[str, object], key: str, most: int) -> int | None:
     try:
         return parsers.between(1, most)(given[key])
     except RefusalError as refusal:
-        raise ConfigError(f"{key}={given[key]!r} {refusal}.", setting=key) from None
+        raise ConfigError(f"{key}={shown(given[key])} {refusal}.", setting=key) from None
 
 
 def _setting(value: object) -> str:

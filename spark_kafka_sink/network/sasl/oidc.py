@@ -15,13 +15,13 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.errors import KafkaError, RetriableError, SaslAuthenticationError
-from spark_kafka_sink.common.texts import Secret, one_line
+from spark_kafka_sink.common.texts import Secret, one_line, without_logins
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -35,9 +35,11 @@ a token endpoint."""
 
 @dataclass(frozen=True, slots=True)
 class ClientCredentials:
-    """Endpoint (an https URL) and credentials (sasl.oauthbearer.*), and the timeouts (sasl.login.*)."""
+    """Endpoint (an https URL, whose query may hold a key) and credentials (sasl.oauthbearer.*), and the timeouts
+    (sasl.login.*).
+    """
 
-    endpoint: str
+    endpoint: str = field(repr=False)
     client_id: str
     client_secret: Secret
     scope: str | None = None
@@ -73,7 +75,8 @@ class OidcTokenProvider:
             with self._opener.open(self._request(), timeout=_seconds(credentials.connect_timeout_ms)) as response:
                 status, body = response.status, self._read(response)
         except (OSError, http.client.HTTPException) as error:
-            raise RetriableError(f"{self._where()} cannot be asked for a token: {_text(error)}.") from None
+            why = self._without_secrets(_text(error))
+            raise RetriableError(f"{self._where()} cannot be asked for a token: {why}.") from None
         if status != http.client.OK:
             raise self._refused(status, body)
         return self._token_of(body)
@@ -100,9 +103,11 @@ class OidcTokenProvider:
 
     def _without_secrets(self, text: str) -> str:
         """Remove the secrets, which the endpoint may repeat."""
-        for secret in (self._credentials.client_secret.reveal(), *self._sent_secrets()):
+        query = urlsplit(self._credentials.endpoint).query
+        secrets = filter(None, (self._credentials.client_secret.reveal(), *self._sent_secrets(), query))
+        for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
-        return text
+        return without_logins(text)
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
         body = bytearray()

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
@@ -480,12 +481,26 @@ def test_token_comes_from_the_endpoint(server: SchemaRegistryServer) -> None:
 def test_endpoint_that_gives_no_token_is_named(server: SchemaRegistryServer) -> None:
     with SchemaRegistryServer() as endpoint:
         endpoint.every = answering(400, {"error": "invalid_client", "error_description": f"no {CANARY}"})
-        url = f"{endpoint.url}/token"
         with pytest.raises(AuthenticationError) as caught:
-            ask(server.url, **OIDC, bearer_auth_issuer_endpoint_url=url)
-    assert f"No token for the schema registry came from {url}" in str(caught.value)
+            ask(server.url, **OIDC, bearer_auth_issuer_endpoint_url=f"{endpoint.url}/token")
+    assert f"No token for the schema registry came from {urlsplit(endpoint.url).netloc}:" in str(caught.value)
     assert "invalid_client" in str(caught.value)
     assert CANARY not in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", ["down", "in words"])
+def test_a_token_endpoint_is_named_without_login_and_query(server: SchemaRegistryServer, answer: str) -> None:
+    """Bug: the error showed the whole address, with what stood in its query."""
+    with SchemaRegistryServer() as endpoint:
+        words = f"no {CANARY} for {endpoint.url}/token?code={CANARY}"
+        endpoint.every = answering(400, {"error": "invalid_client", "error_description": words})
+        host = urlsplit(endpoint.url).netloc if answer == "in words" else "127.0.0.1:9"
+        url = f"http://{host}/token?code={CANARY}-2&version=1"
+        with pytest.raises(AuthenticationError) as caught:
+            ask(server.url, **{**OIDC, "bearer_auth_client_secret": "other"}, bearer_auth_issuer_endpoint_url=url)
+    assert f"No token for the schema registry came from {host}:" in str(caught.value)
+    assert f"{CANARY}-2" not in str(caught.value)
+    assert "?code=" not in str(caught.value)
 
 
 def test_registry_with_tls_needs_its_authority(tmp_path: Path) -> None:

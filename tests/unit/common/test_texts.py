@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 
-from spark_kafka_sink.common.texts import Secret
+import pytest
+
+from spark_kafka_sink.common.texts import Secret, shown, without_logins
 
 
 def test_secret_is_shown_only_by_reveal() -> None:
@@ -18,3 +20,30 @@ def test_secret_is_shown_only_by_reveal() -> None:
 
 def test_secret_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(Secret("hunter2"))).reveal() == "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_shown_as"),
+    [
+        ("no http://me:p@host/path", "no http://***@host/path"),
+        ("http://me:p/a?s@host/path?code=p or 'https://x/y?p'", "http://***@host/path?*** or 'https://x/y?***'"),
+        ("refused by h:9092, is it there? me@work", "refused by h:9092, is it there? me@work"),
+        ("http://a:1,http://b:2", "http://a:1,http://b:2"),
+    ],
+)
+def test_logins_and_queries_of_addresses_are_not_shown(text: str, is_shown_as: str) -> None:
+    assert without_logins(text) == is_shown_as
+
+
+@pytest.mark.parametrize(
+    ("value", "is_shown_as"),
+    [
+        (7, "7"),
+        ("h1", "'h1'"),
+        ("me:p@h:9092", "***"),
+        (["h:1", "me:p@h:2"], "***"),
+        ("https://h/t?code=p", "'https://h/t?***'"),
+    ],
+)
+def test_refused_value_is_shown_unless_it_may_hold_a_login(value: object, is_shown_as: str) -> None:
+    assert shown(value) == is_shown_as

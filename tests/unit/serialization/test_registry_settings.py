@@ -68,7 +68,7 @@ FORM = "must be addresses of the form http://host:port or https://host:port, sep
         ("http://a b", f"schema.registry.url='http://a b' {FORM}."),
         (
             "http://a?x=1",
-            f"schema.registry.url='http://a?x=1' {FORM}, without a query. In a password write %2F for /, %3F for ?, %23"
+            f"schema.registry.url='http://a?***' {FORM}, without a query. In a password write %2F for /, %3F for ?, %23"
             " for #, %2C for a comma, %40 for @.",
         ),
         (
@@ -236,9 +236,18 @@ SECRETS = {
 
 def test_repr_shows_no_secret() -> None:
     token = parsed(**STATIC, bearer_auth_token=CANARY)
-    for found in (parsed(**SECRETS), parsed(f"https://me:{CANARY}@a"), token):
+    endpoint = parsed(**{**BEARER, "bearer_auth_issuer_endpoint_url": f"https://i/t?code={CANARY}"})
+    query = parsed(**{**AZURE, "bearer_auth_issuer_endpoint_query": f"code={CANARY}"})
+    for found in (parsed(**SECRETS), parsed(f"https://me:{CANARY}@a"), token, endpoint, query):
         assert CANARY not in repr(found)
         assert any(CANARY in text for text in found.secrets())
+        assert CANARY in found.secrets()
+
+
+def test_login_in_the_token_endpoint_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"endpoint\.url`?=\*\*\* must be a URL without credentials") as refused:
+        parsed(**{**BEARER, "bearer_auth_issuer_endpoint_url": f"https://me:{CANARY}@i/t"})
+    assert CANARY not in str(refused.value)
 
 
 def test_client_gets_each_of_its_settings() -> None:

@@ -131,6 +131,18 @@ def test_endpoint_that_repeats_its_request_shows_no_secret(endpoint: Endpoint, i
         endpoint.provider(url_encodes_header=is_encoded)()
 
 
+def test_query_of_the_endpoint_is_not_shown(endpoint: Endpoint) -> None:
+    """Some providers want a key there."""
+    url = f"{endpoint.url}?code=hunter2"
+    words = f"no code=hunter2, see {url}"
+    endpoint.respond = answering(401, {"error": "invalid_client", "error_description": words})
+    provider = endpoint.provider(endpoint=url)
+    with pytest.raises(SaslAuthenticationError, match="invalid_client") as caught:
+        provider()
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in repr(ClientCredentials(url, "me", Secret("s")))
+
+
 def test_deadline_is_connect_plus_read_timeout(endpoint: Endpoint) -> None:
     takes_ms = 30_000
 
