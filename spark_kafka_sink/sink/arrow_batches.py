@@ -121,7 +121,8 @@ def batch_limits(df: DataFrame, last: LastWrite | None = None, formatted: Collec
     """The DataFrame that goes through mapInArrow. Sets limits of about 4 MB for queries that this thread starts inside
     the `with`. A limit that the user has set in the session stays. `last`: the last write, which this one is probably
     like. `formatted`: the columns that have a format. If one has arrays, maps or variants, Spark counts bytes where it
-    can: their size is not seen without a look at each element.
+    can: their size is not seen without a look at each element. So it does for very many texts, and for fields whose
+    names differ only in case, which SQL cannot tell apart.
 
     Limits hold for the whole query, also for Python functions that `df` is made by. The size of their rows is not
     known, so with such functions Spark counts bytes, and its limit of rows stays. Spark before 4.1 cannot count bytes:
@@ -203,12 +204,38 @@ def _local_properties(context: SparkContext | None, properties: Mapping[str, str
 
 
 def _is_uncounted(df: DataFrame, columns: Collection[str]) -> bool:
-    return any(
-        type(data_type).__name__ in _UNCOUNTED
-        for name in columns
-        if name in df.columns
-        for _, data_type in _leaves(name, df.schema[name].dataType)
-    )
+    return any(not _is_counted(df.schema[name].dataType) for name in columns if name in df.columns)
+
+
+def _is_counted(data_type: DataType) -> bool:
+    """Return whether the bytes of a column are the sum of its fields', which SQL can name and add."""
+    leaves = [leaf for _, leaf in _leaves("", data_type)]
+    return not any(type(leaf).__name__ in _UNCOUNTED for leaf in leaves) and _can_add(data_type, leaves)
+
+
+def _can_add(data_type: DataType, leaves: Iterable[DataType]) -> bool:
+    return sum(_has_size(leaf) for leaf in leaves) <= _MOST_SIZES and not _has_twins(data_type)
+
+
+def _has_size(leaf: DataType) -> bool:
+    return _is_text(leaf) or type(leaf).__name__ in _UNCOUNTED
+
+
+def _has_twins(data_type: DataType) -> bool:
+    """Return whether a struct has two fields that Spark may take for the same one, because their names are equal or
+    differ only in case.
+    """
+    if not isinstance(data_type, StructType):
+        return False
+    names = {_folded(field.name) for field in data_type.fields}
+    return len(names) < len(data_type.fields) or any(_has_twins(field.dataType) for field in data_type.fields)
+
+
+def _folded(name: str) -> str:
+    """Return the same text for names that Java's `equalsIgnoreCase` takes for equal: it goes by single characters, so
+    that a Turkish İ equals an i.
+    """
+    return "".join(letter.upper()[0].lower()[0] for letter in name)
 
 
 def _leaves(path: str, data_type: DataType) -> Iterator[tuple[str, DataType]]:
@@ -223,35 +250,46 @@ def _leaves(path: str, data_type: DataType) -> Iterator[tuple[str, DataType]]:
 
 def _with_room_for(rows: PaddedRows, types: Iterable[DataType]) -> PaddedRows:
     """Return the limit for columns of these types, which are larger in Arrow than the records of the last write if the
-    format is a dense one.
+    format is a dense one. A row of padding takes as many bytes as a row of empty texts: so much has any row.
     """
-    expected_bytes = sum(
-        _TEXT if isinstance(leaf, (StringType, BinaryType)) else _WIDTHS.get(type(leaf).__name__, _WIDEST)
-        for data_type in types
-        for _, leaf in _leaves("", data_type)
-    )
-    row_bytes = min(max(rows.row_bytes, math.ceil(expected_bytes * _ROOM)), _MOST_OF_A_ROW)
+    leaves = [leaf for data_type in types for _, leaf in _leaves("", data_type)]
+    least_bytes = sum(map(_fixed_bytes, leaves))
+    expected_bytes = least_bytes + (_TEXT - _OFFSET_BYTES) * sum(map(_is_text, leaves))
+    row_bytes = max(min(max(rows.row_bytes, math.ceil(expected_bytes * _ROOM)), _MOST_OF_A_ROW), least_bytes)
     return rows if row_bytes == rows.row_bytes else PaddedRows(row_bytes, _MOST_BYTES // row_bytes)
+
+
+def _is_text(leaf: DataType) -> bool:
+    return isinstance(leaf, (StringType, BinaryType))
+
+
+def _fixed_bytes(leaf: DataType) -> int:
+    """Return the bytes that any value of a field has in Arrow, also a null."""
+    return _OFFSET_BYTES if _is_text(leaf) else _WIDTHS.get(type(leaf).__name__, _WIDEST)
 
 
 def _size_of(path: str, data_type: DataType) -> str:
     """Return SQL for the bytes of a column in Arrow, not counting marks of nulls."""
     fixed = 0
     texts = []
-    for leaf, leaf_type in _leaves(path, data_type):
-        if isinstance(leaf_type, (StringType, BinaryType)):
-            fixed += _OFFSET_BYTES
-            texts.append(f"coalesce(octet_length({leaf}), 0)")
-        elif type(leaf_type).__name__ in _UNCOUNTED:
+    leaves = [*_leaves(path, data_type)]
+    for leaf, leaf_type in leaves:
+        if type(leaf_type).__name__ in _UNCOUNTED:
             # its text takes about as many bytes as its Arrow columns; only for a Spark that cannot count bytes
             texts.append(f"coalesce(octet_length(CAST({leaf} AS STRING)), 0)")
-        else:
-            fixed += _WIDTHS.get(type(leaf_type).__name__, _WIDEST)
+            continue
+        fixed += _fixed_bytes(leaf_type)
+        if _is_text(leaf_type):
+            texts.append(f"coalesce(octet_length({leaf}), 0)")
+    if not _can_add(data_type, (leaf_type for _, leaf_type in leaves)):
+        texts = [f"coalesce(octet_length(CAST({path} AS STRING)), 0)"]  # numbers count twice
     return " + ".join([*texts, str(fixed)])
 
 
 _UNCOUNTED: Final = ("ArrayType", "MapType", "VariantType")
 """Classes of PySpark, which may be missing in an older one: their size is not seen without a look at each element."""
+_MOST_SIZES: Final = 100
+"""Fields whose sizes are added one by one. Each sum is a level of a tree: with 600 the JVM has no stack left."""
 _OFFSET_BYTES: Final = 4
 _TEXT: Final = 24
 """About the bytes of a text or its offset, in a column with many fields."""

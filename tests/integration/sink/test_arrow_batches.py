@@ -15,7 +15,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import udtf
 from support.pyspark_capabilities import BYTE_LIMIT
 
-from spark_kafka_sink.sink.arrow_batches import BYTES, IS_RECORD, RECORDS, LastWrite, batch_limits, without_padding
+from spark_kafka_sink.sink.arrow_batches import (
+    BYTES,
+    IS_RECORD,
+    RECORDS,
+    LastWrite,
+    PaddedRows,
+    batch_limits,
+    padded,
+    without_padding,
+)
 from spark_kafka_sink.sink.schema import by_position, projection
 
 MIB = 1 << 20
@@ -30,17 +39,21 @@ def large_write(mean_bytes: float) -> LastWrite:
     return LastWrite(1_000_000, int(mean_bytes * 1_000_000))
 
 
-def batches(df: DataFrame, last: LastWrite | None = None) -> list[tuple[int, int, int]]:
+def batches(
+    df: DataFrame, last: LastWrite | None = None, formatted: tuple[str, ...] = ()
+) -> list[tuple[int, int, int]]:
     """The rows, records and bytes of each Arrow batch of `df` in a task."""
+    with batch_limits(df, last, formatted) as limited:
+        return measured(limited)
 
+
+def measured(limited: DataFrame) -> list[tuple[int, int, int]]:
     def measure(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in given:
             records = without_padding(batch).num_rows
             yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows], "records": [records], "bytes": [batch.nbytes]})
 
-    with batch_limits(df, last) as limited:
-        found = limited.mapInArrow(measure, "rows BIGINT, records BIGINT, bytes BIGINT").collect()
-    return [tuple(row) for row in found]
+    return [tuple(row) for row in limited.mapInArrow(measure, "rows BIGINT, records BIGINT, bytes BIGINT").collect()]
 
 
 def values(spark: SparkSession, rows: int, value: str) -> DataFrame:
@@ -172,6 +185,49 @@ def test_padding_does_not_change_rows(spark: SparkSession) -> None:
         assert IS_RECORD in limited.columns
         came = limited.mapInArrow(as_they_are, chosen.schema).collect()
     assert came == chosen.collect()
+
+
+def struct_of(fields: int, size: int) -> str:
+    texts = (f"'c{at}', rpad(cast(id AS STRING), {size}, 'x')" for at in range(fields))
+    return f"named_struct({', '.join(texts)})"
+
+
+@pytest.mark.parametrize(
+    ("rows", "value"),
+    [
+        (400, struct_of(1_000, 10)),
+        (40, f"named_struct('a', id, 'b', named_struct('c', {struct_of(600, 400)}))"),
+        (200, f"array({struct_of(1_000, 5)}, {struct_of(1_000, 5)})"),
+    ],
+    ids=["flat", "nested", "array"],
+)
+def test_a_struct_of_a_thousand_texts_is_planned(spark: SparkSession, rows: int, value: str) -> None:
+    """Bug: the sum of the sizes of so many fields took more than the stack of the JVM, at each try."""
+    found = batches(values(spark, rows, value), None, ("value",))
+    assert sum(records for _, records, _ in found) == rows
+    assert max(size for _, _, size in found) <= 9 * MIB  # Spark before 4.1 counts no bytes, and padding has fields, too
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "named_struct('id', {}, 'ID', cast(id AS STRING))",
+        "named_struct('o', named_struct('x', 1, 'i', named_struct('Id', {}, 'iD', id)))",
+        "named_struct('id', {}, '\u0130d', cast(id AS STRING))",
+    ],
+    ids=["texts", "at depth", "Turkish"],
+)
+def test_fields_that_differ_only_in_case_are_padded(spark: SparkSession, value: str) -> None:
+    """Bug: SQL could not tell them apart, and no write of such a struct was planned. Where Spark counts bytes, none of
+    the rows is padded.
+    """
+    frame = values(spark, 9_000, value.format("rpad(cast(id AS STRING), 1000, 'x')"))
+    found = batches(frame, None, ("value",))
+    assert sum(records for _, records, _ in found) == 9_000
+    assert max(size for _, _, size in found) <= 5 * MIB
+    as_before = measured(padded(frame, PaddedRows(512, 7_617), ("value",)))
+    assert sum(records for _, records, _ in as_before) == 9_000
+    assert all(rows > records for rows, records, _ in as_before)
 
 
 @pytest.fixture

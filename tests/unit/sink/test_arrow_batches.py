@@ -8,6 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from spark_kafka_sink.sink import arrow_batches
 from spark_kafka_sink.sink.arrow_batches import (
@@ -249,3 +258,57 @@ def test_interrupt_while_setting_limits_leaves_none_set() -> None:
     ):
         raise AssertionError("not to be reached")
     assert context.properties == {"theirs": "1", arrow_batches.BYTES: None}
+
+
+def struct_of(*names: str, data_type: DataType | None = None) -> StructType:
+    return StructType([StructField(name, data_type or StringType()) for name in names])
+
+
+@pytest.mark.parametrize(
+    ("data_type", "is_counted"),
+    [
+        (struct_of("id", "di"), True),
+        (struct_of("id", "ID"), False),
+        (struct_of("id", "id"), False),
+        (struct_of("id", "\u0130D"), False),  # in Java, a Turkish İ and an i differ only in case
+        (struct_of("o", data_type=struct_of("Id", "iD", data_type=LongType())), False),
+        (struct_of("a", "b", data_type=struct_of("a", "b")), True),
+        (struct_of(*(f"c{at}" for at in range(100))), True),
+        (struct_of(*(f"c{at}" for at in range(101))), False),
+        (struct_of(*(f"c{at}" for at in range(500)), data_type=DoubleType()), True),
+        (struct_of("a", data_type=ArrayType(StringType())), False),
+    ],
+    ids=lambda given: given.simpleString()[:30] if isinstance(given, StructType) else None,
+)
+def test_columns_whose_fields_sql_can_name_and_add(data_type: StructType, is_counted: bool) -> None:
+    assert arrow_batches._is_counted(data_type) == is_counted
+
+
+def test_sql_for_the_size_does_not_grow_without_end() -> None:
+    """Bug: each text was one more level of a sum. With 600 the JVM had no stack left."""
+    wide = struct_of(*(f"c{at}" for at in range(2_000)))
+    assert arrow_batches._size_of("value", wide) == "coalesce(octet_length(CAST(value AS STRING)), 0) + 8000"
+
+
+def test_size_of_fields_that_differ_only_in_case_names_none_of_them() -> None:
+    """Bug: Spark refused value.`id`, because it could be either of them."""
+    twins = struct_of("o", data_type=struct_of("id", "ID"))
+    assert arrow_batches._size_of("value", twins) == "coalesce(octet_length(CAST(value AS STRING)), 0) + 8"
+
+
+@pytest.mark.parametrize(
+    ("data_type", "row_bytes"),
+    [
+        (struct_of("a"), 512),
+        (struct_of(*map(str, range(100))), 3_000),
+        (struct_of(*map(str, range(1_000))), 4_096),
+        (struct_of(*map(str, range(2_000))), 8_000),
+        (struct_of(*map(str, range(1_000)), data_type=DoubleType()), 8_000),
+    ],
+    ids=["1", "100", "1000", "2000", "1000 doubles"],
+)
+def test_a_row_of_padding_counts_no_more_than_it_takes(data_type: StructType, row_bytes: int) -> None:
+    """Bug: it counted 4096 bytes at most. With 2,000 fields it takes 8,000, so that the batches were too large."""
+    limit = padded_rows(None)
+    assert limit is not None
+    assert arrow_batches._with_room_for(limit, [data_type]) == (row_bytes, 3_900_000 // row_bytes)
