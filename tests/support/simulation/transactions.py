@@ -393,11 +393,11 @@ def _check_offsets(run: TransactionRun) -> Iterator[Finding]:
 
 _Step = Callable[[TransactionRun, Transaction], None]
 _TABLE: dict[_Step, float] = {
-    TransactionRun._send: 70,
+    TransactionRun._send: 60,
     TransactionRun._send_columns: 15,
     TransactionRun._write: 3,
     TransactionRun._send_offsets: 5,
-    TransactionRun._let_time_pass: 7,
+    TransactionRun._let_time_pass: 17,
 }
 _STEPS, _WEIGHTS = list(_TABLE), list(_TABLE.values())
 _ACTS_OF_ANOTHER_THREAD: tuple[_Step, ...] = (

@@ -11,8 +11,8 @@ from collections import Counter
 import pytest
 from support.simulation.transactions import TransactionRun
 
-_DEFAULT_SEEDS = 50
-_SEEDS_IN_A_TEST = 25
+_DEFAULT_SEEDS = 60
+_SEEDS_IN_A_TEST = 30
 
 
 def _ranges() -> list[range]:
