@@ -12,8 +12,8 @@ large row counts as several: `padded` adds empty rows after it, one for a number
 them. A row of padding costs half as much as the question, so few rows should have any: the write before tells the size
 of records. A wrong guess costs time, but the limit still holds. After a small write, such as a micro-batch, Spark asks
 for the sizes: that costs less than the larger plan. It also costs less for records of 256 bytes and more, which the
-larger plan copies once more. Spark's limit of rows then stays. Spark before 4.1 has no limit of bytes: there padding is
-the only one.
+larger plan copies once more. Spark's limit of rows then stays. Older Spark, such as 3.5, has no limit of bytes: there
+padding is the only one.
 
 A data source cannot set Spark's limits, and gets 10,000 rows: `joined` makes larger batches of small ones. The copy
 takes 17 us for a thousand rows of 120 bytes, and 10 MB. It saves as much with 4 partitions, and 250 us with 200.
@@ -125,8 +125,8 @@ def batch_limits(df: DataFrame, last: LastWrite | None = None, formatted: Collec
     names differ only in case, which SQL cannot tell apart.
 
     Limits hold for the whole query, also for Python functions that `df` is made by. The size of their rows is not
-    known, so with such functions Spark counts bytes, and its limit of rows stays. Spark before 4.1 cannot count bytes:
-    there padding fills the batches up to the limit of rows in force.
+    known, so with such functions Spark counts bytes, and its limit of rows stays. Older Spark cannot count bytes: there
+    padding fills the batches up to the limit of rows in force.
 
     The limits are local properties of the thread, which Spark hands to a query's tasks with the session's settings: no
     other thread's query has them. Spark Connect has no local properties, and with PYSPARK_PIN_THREAD=false threads
