@@ -426,9 +426,8 @@ class KafkaProducer:
         """Commit the transaction with all its records.
 
         Waits for calls of other threads that send in it. Raises KafkaTimeoutError after max.block.ms: call it again.
-        Raises ProducerFencedError. Raises the error of a
-        record that failed, with the next call at the latest, or TransactionAbortableError if that error is retriable,
-        as a timeout is: then only `abort_transaction` is left.
+        Raises ProducerFencedError. Raises the error of a record that failed, with the next call at the latest, or
+        TransactionAbortableError if that error is retriable, as a timeout is: then only `abort_transaction` is left.
         """
         self._usable_calls().run("txn-commit", lambda manager: manager.begin_commit())
 
