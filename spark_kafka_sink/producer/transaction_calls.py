@@ -27,7 +27,7 @@ class TransactionCalls:
     """Transactions for application threads: begins an operation, wakes the Sender, and waits for the result.
 
     A call that timed out may be made again with the same arguments, and then waits for the same operation. With other
-    arguments it raises IllegalStateError. `manager` is None in a producer without a transactional.id.
+    arguments it raises IllegalStateError. Only a producer with a transactional.id has a `manager`.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from support.scripted_broker import metadata, produce
+from support.scripted_broker import faults, metadata, produce
 from support.scripted_broker.batches import BadBatchError, check_batch
 from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
@@ -155,3 +155,21 @@ def refuse_topics(error_code: int) -> Hook:
 def no_other_broker() -> Hook:
     """Answer as a broker that starts and knows no other broker."""
     return change(lambda values: {**values, "brokers": [], "topics": []})
+
+
+def no_answer(rng: random.Random) -> tuple[str, Hook]:
+    """Return a fault after which a request has no answer, and its description."""
+    return rng.choice(
+        (
+            ("request lost", faults.lose_request()),
+            ("response lost", faults.lose_response()),
+            ("closed before", faults.close_before()),
+            ("closed after", faults.close_after()),
+            ("closed after", faults.close_after()),
+        )
+    )
+
+
+def late_answer(rng: random.Random) -> tuple[str, Hook]:
+    delay_ms = rng.choice((20, 200, 1_000, 6_000))
+    return f"{delay_ms} ms late", faults.delay(delay_ms)

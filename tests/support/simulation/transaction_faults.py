@@ -80,21 +80,13 @@ class TransactionTroubles:
 
 
 def _no_answer(troubles: TransactionTroubles) -> str:
-    what, hook = troubles.rng.choice(
-        (
-            ("request lost", faults.lose_request()),
-            ("response lost", faults.lose_response()),
-            ("closed before", faults.close_before()),
-            ("closed after", faults.close_after()),
-            ("closed after", faults.close_after()),
-        )
-    )
+    what, hook = hooks.no_answer(troubles.rng)
     return troubles.script(troubles.rng.choice(_ANY_API), hook, what)
 
 
 def _late_answer(troubles: TransactionTroubles) -> str:
-    delay_ms = troubles.rng.choice((20, 200, 1_000, 6_000))
-    return troubles.script(troubles.rng.choice(_ANY_API), faults.delay(delay_ms), f"{delay_ms} ms late")
+    what, hook = hooks.late_answer(troubles.rng)
+    return troubles.script(troubles.rng.choice(_ANY_API), hook, what)
 
 
 def _late_request(troubles: TransactionTroubles) -> str:
