@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Context, Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -28,7 +28,8 @@ _DAYS_OF_400_YEARS: Final = 146_097
 _FIRST_DAY: Final = datetime.date(1970, 1, 1).toordinal()
 _EPOCH: Final = datetime.datetime(1970, 1, 1)
 _MICROSECOND: Final = datetime.timedelta(microseconds=1)
-_EXACT: Final = Context(prec=100)
+_EXACT: Final = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
+"""It rounds nothing. That of the thread has 28 digits by default."""
 _NONE: Final = type(None)
 
 
@@ -208,7 +209,7 @@ def _decimals(cells: Cells, data_type: pa.DataType, path: str, numbers: Numbers)
     parts = []
     for cell, number in zip(cells, numbers, strict=True):
         scaled = Decimal(0) if cell is None else cell.scaleb(data_type.scale, _EXACT) if cell.is_finite() else cell
-        if not scaled.is_finite() or scaled != scaled.to_integral_value() or abs(scaled) >= limit:
+        if not scaled.is_finite() or scaled != scaled.to_integral_value() or scaled.copy_abs() >= limit:
             _refuse(path, number, f"does not fit into decimal({data_type.precision},{data_type.scale})")
         parts.append(int(scaled).to_bytes(16, "little", signed=True))
     return pa.Array.from_buffers(data_type, len(cells), [_validity(cells), pa.py_buffer(b"".join(parts))])

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -90,6 +90,15 @@ def test_a_field_that_a_dict_lacks_is_null() -> None:
     assert made([{"x": 1}], POINT).to_pylist() == [{"x": 1, "y": None}]
 
 
+def test_the_largest_decimals_are_taken_whatever_the_context_of_the_thread_is() -> None:
+    """Bug: the size was compared after rounding to 28 digits, or to those of the thread's context."""
+    for precision, scale in ((38, 0), (38, 38), (28, 3), (5, 2)):
+        nines = f"{'9' * precision}E-{scale}"
+        cells = [Decimal(nines), None, Decimal(f"-{nines}")]
+        with localcontext(prec=3):
+            assert made(cells, pa.decimal128(precision, scale)).to_pylist() == cells
+
+
 def test_bytearrays_become_bytes() -> None:
     assert made([bytearray(b"ab"), b"c"], pa.binary()).to_pylist() == [b"ab", b"c"]
 
@@ -148,6 +157,9 @@ OUT_OF_RANGE: list[tuple[pa.DataType, Any, str]] = [
     (pa.decimal128(5, 2), Decimal("1.234"), r"does not fit into decimal\(5,2\)"),
     (pa.decimal128(5, 2), Decimal("1000"), r"does not fit into decimal\(5,2\)"),
     (pa.decimal128(5, 2), Decimal("NaN"), r"does not fit into decimal\(5,2\)"),
+    (pa.decimal128(5, 2), Decimal(f"1.{'0' * 120}1"), r"does not fit into decimal\(5,2\)"),
+    (pa.decimal128(5, 2), Decimal("9E+999999"), r"does not fit into decimal\(5,2\)"),
+    (pa.decimal128(38, 0), Decimal(10**38), r"does not fit into decimal\(38,0\)"),
     (pa.list_(pa.struct([("n", pa.int8())])), [(1,), (400,)], r"value\.element\.n of row 101 does not fit into 8 bits"),
     (pa.map_(pa.string(), pa.int8()), {"a": 400}, r"value\.value of row 101 does not fit into 8 bits"),
     (pa.map_(pa.string(), pa.int8()), {"\udfff": 4}, r"value\.key of row 101 is a str that is not valid Unicode"),
