@@ -360,7 +360,7 @@ def headers_from_cells(
 
 def header_pairs(headers: Any, whose: str, *, takes_unnamed: bool = False) -> list[tuple[Any, Any]]:
     """Return the headers of one record as pairs of str or bytes and str, bytes or None. With `takes_unnamed` a name may
-    be None.
+    be None, and so may a header, which has no name and no value then, as in a column of Arrow.
 
     Later changes of the given objects do not change the pairs. `headers`: an iterable of pairs (key, value) as tuples
     or lists, or of Rows, named tuples and mappings with the fields key and value in any order. Raises
@@ -394,7 +394,7 @@ _FORMS: Final = (
 
 
 def _checked_pair(header: Any, whose: str, *, takes_unnamed: bool) -> tuple[Any, Any]:
-    key, value = _pair_of(header, whose)
+    key, value = (None, None) if header is None and takes_unnamed else _pair_of(header, whose)
     if type(key) is not str and not isinstance(key, _TEXT) and not (key is None and takes_unnamed):
         raise SerializationError(f"A header key of {whose} is a {type(key).__name__}; it must be a str.")
     if type(value) is bytes or value is None or isinstance(value, str):  # the column encodes text as UTF-8

@@ -328,7 +328,7 @@ class RowBlock:
         """Return the block as columns for `TaskDelivery.sifted`, and the rows that are known to be unwritable."""
         cells = {name: self._column(name, self.num_rows) for name in self._columns}
         header_cells = self._header_keys, self._header_values
-        return loose_columns(cells, header_cells, datetime_ms, allows_early=self._allows_early)
+        return loose_columns(cells, header_cells, _record_ms, allows_early=self._allows_early)
 
     def _record_columns(self, columns: dict[str, Column], numbers: Sequence[int]) -> RecordColumns:
         keys, counts, places = columns.get(KEY), columns.get(HEADERS), columns.get(PARTITION)
@@ -361,7 +361,7 @@ def _epoch_ms(timestamps: Column, numbers: Sequence[int], *, allows_early: bool)
     Raises SchemaError before 1970, after 9999, and unless `allows_early` for a number before 1980, which is probably in
     another unit.
     """
-    found = [datetime_ms(t) if isinstance(t, datetime.datetime) else t for t in timestamps]
+    found = [_record_ms(t) if isinstance(t, datetime.datetime) else t for t in timestamps]
     if NO_TIMESTAMP in found:
         found = [None if ms == NO_TIMESTAMP else ms for ms in found]
     given = [ms for ms in found if ms is not None]
@@ -379,6 +379,12 @@ def _epoch_ms(timestamps: Column, numbers: Sequence[int], *, allows_early: bool)
             if type(timestamp) is int and 0 <= timestamp < FIRST_USUAL_MS:
                 raise SchemaError(early_text(f"The timestamp of row {number}", timestamp) + ALLOW_EARLY)
     return found
+
+
+def _record_ms(moment: datetime.datetime) -> int:
+    """Return milliseconds since 1970, rounded down, but -2 for a moment between -1 and 0: -1 stands for no time."""
+    ms = datetime_ms(moment)
+    return NO_TIMESTAMP - 1 if ms == NO_TIMESTAMP and moment.microsecond % 1000 else ms
 
 
 def is_ambiguous(moment: datetime.datetime) -> bool:

@@ -231,6 +231,29 @@ def test_dates_of_rows_may_lie_before_1980() -> None:
     assert len(bench.dead()) == 1
 
 
+def test_the_last_millisecond_before_1970_is_a_dead_letter_by_rows() -> None:
+    """Bug: it was written with the time of writing."""
+    bench = Bench()
+    bench.write_rows([Row(value="v", timestamp=datetime.datetime(1969, 12, 31, 23, 59, 59, 999_500, datetime.UTC))])
+    assert (bench.values("orders"), bench.values("dead")) == ([], [b"v"])
+
+
+def test_a_null_among_the_headers_is_a_dead_letter_by_rows() -> None:
+    """Bug: it stopped the query although dead letters were on. By columns it is a header without a name."""
+    bench = Bench()
+    bench.write_rows([Row(value="good", headers=[("h", b"1")]), Row(value="bad", headers=[("h", b"1"), None])])
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    headers = pa.array([[{"key": "h", "value": b"1"}, None]], pa.list_(header))
+    by_columns = Bench()
+    by_columns.write(value=pa.array(["bad"]), headers=headers)
+    assert bench.values("orders") == [b"good"]
+    (own,), (other,) = bench.dead(), by_columns.dead()
+    assert own["headers"].pop("__sink.errors.row") == b"1"
+    assert other["headers"].pop("__sink.errors.row") == b"0"
+    assert own == other
+    assert own["headers"]["__sink.errors.exception.message"] == b"a header has no name"
+
+
 def test_good_rows_give_the_same_records_with_and_without_dead_letters() -> None:
     rows = [
         Row(value=f"v{row}", key=None if row % 3 else f"k{row}", timestamp=NOON + row, headers=[("h", b"%d" % row)])

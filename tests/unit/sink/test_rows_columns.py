@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,8 @@ from pyspark.sql import Row
 from pyspark.sql.types import TimestampType
 
 from spark_kafka_sink.common.errors import KafkaError, SchemaError
-from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.arrow import int_array
+from spark_kafka_sink.record.columns import RecordColumns, epoch_ms
 from spark_kafka_sink.sink.rows import MOST_LAYOUTS, RowBlock, RowLayouts, taken
 from spark_kafka_sink.sink.schema import CAST_TIMESTAMP, SET_FORMAT
 
@@ -320,3 +322,18 @@ def test_a_timestamp_before_1970_is_refused_as_by_columns() -> None:
     """
     with pytest.raises(SchemaError, match=r"timestamp of row 0 is 1969-12-31.*before 1970"):
         written_ms(datetime.datetime(1969, 12, 31, tzinfo=datetime.UTC))
+
+
+@pytest.mark.parametrize("microseconds", [-999, -500, -1])
+def test_the_last_millisecond_before_1970_is_refused_as_by_columns(microseconds: int) -> None:
+    """Bug: it was rounded down to -1, which stands for no timestamp: the record got the time of writing."""
+    moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=microseconds)
+    with pytest.raises(SchemaError, match=r"timestamp of row 0 is 1969-12-31 23:59:59\.999.*before 1970"):
+        written_ms(moment)
+    with pytest.raises(SchemaError, match="before 1970"):
+        epoch_ms(int_array([microseconds], pa.int64(), "t").cast(pa.timestamp("us", "UTC")), None)
+
+
+def test_one_millisecond_before_1970_is_no_timestamp_as_by_columns() -> None:
+    assert written_ms(datetime.datetime(1969, 12, 31, 23, 59, 59, 999_000, tzinfo=datetime.UTC)) is None
+    assert epoch_ms(int_array([-1000], pa.int64(), "t").cast(pa.timestamp("us", "UTC")), None).to_pylist() == [None]
