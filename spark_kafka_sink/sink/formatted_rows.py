@@ -14,14 +14,14 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.types import Row
 
-from spark_kafka_sink.common.errors import SerializationError
+from spark_kafka_sink.common.errors import SchemaError, SerializationError
 from spark_kafka_sink.record.headers import field_names
 from spark_kafka_sink.record.sifting import Unwritable
 from spark_kafka_sink.record.values import array_of, array_of_fitting
 from spark_kafka_sink.serialization.record_formats import RecordFormats, ResolvedFormats
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.rows import PartitionWriter, taken
-from spark_kafka_sink.sink.schema import HEADERS
+from spark_kafka_sink.sink.schema import HEADERS, VALUE
 
 CHUNK_BYTES: Final = 1 << 20
 CHUNK_ROWS: Final = 4_096
@@ -93,11 +93,23 @@ class FormattedWriter:
             for row in rows:
                 number = self._taken + len(self._pending)
                 names, cells = taken((row,), number, takes_unnamed=self._has_letters)[0]
+                self._check_names(names, number)
                 self._pending.append((names, self._fixed_cells(names, cells)))
         except Exception as error:
             self._counts.fail(error)
             raise
         return len(self._pending) > before
+
+    def _check_names(self, names: tuple[Any, ...], number: int) -> None:
+        """Raise SchemaError for a row without a column that has a format, as by columns: not a record without a key.
+        The writer refuses a row without a value.
+        """
+        for field in self._fields:
+            if field != VALUE and field not in names:
+                raise SchemaError(
+                    f"{field}.format is set, and there is no column {field} in row {number}: add one, or leave the"
+                    f" option out. The columns of the row are: {', '.join(map(str, names)) or '(none)'}."
+                )
 
     def _fixed_cells(self, names: tuple[Any, ...], cells: Sequence[Any]) -> list[Any]:
         own = list(cells)

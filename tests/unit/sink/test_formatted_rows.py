@@ -153,6 +153,17 @@ def test_a_row_that_cannot_be_written_fails_the_task(row: Any, error: type[Kafka
     assert bench.pool.lent == 0
 
 
+@pytest.mark.parametrize("row", [Row(value=None), {"Key": None, "value": None}])
+def test_a_row_without_a_column_that_has_a_format_is_refused(row: Any) -> None:
+    """Bug: it became a record without a key, in any partition."""
+    schema = StructType([StructField("key", NAMES), StructField("value", NAMES)])
+    bench = Bench(schema=schema, value_format="json", key_format="json")
+    with pytest.raises(SchemaError, match=r"key\.format is set, and there is no column key in row 1: .*The columns"):
+        bench.written([Row(key=None, value=None), row])
+    with pytest.raises(SchemaError, match="no column key in row 1"):
+        bench.writer.finish()
+
+
 def test_a_row_that_does_not_fit_its_schema_is_named() -> None:
     bench = Bench(value_format="avro", value_schema=NO_NULL)
     rows = [Row(key="k", value=Row(a=number, b=None if number == 50 else "b")) for number in range(60)]
