@@ -39,10 +39,10 @@ if TYPE_CHECKING or has_arrow_writer(is_stream=True):
 else:  # PySpark 4.0
     from pyspark.sql.datasource import DataSourceStreamWriter as StreamInterface
 
-from pyspark.sql.types import StructType, TimestampNTZType
+from pyspark.sql.types import StructType
 
 from spark_kafka_sink.common.clock import SystemClock
-from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, SchemaError
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError
 from spark_kafka_sink.producer.writes import WriteReport
 from spark_kafka_sink.sink.arrow_writer import write_all
 from spark_kafka_sink.sink.batch_run import NO_QUERY, BatchRun, QueryIds
@@ -71,7 +71,7 @@ from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, re
 from spark_kafka_sink.sink.options import KAFKA_PREFIX, SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.running_query import has_query_thread, refuse_beside_queries
-from spark_kafka_sink.sink.schema import TIMESTAMP, check_columns
+from spark_kafka_sink.sink.schema import check_columns, refuse_without_zone
 from spark_kafka_sink.sink.topic_creation import create_missing_topic
 from spark_kafka_sink.sink.worker import digest, remember, remembered, report_folder, show_reports
 
@@ -181,12 +181,7 @@ class KafkaSinkDataSource(DataSource):
         show_reports()  # ignored options cause a warning
         config = SinkConfig.from_options(options)
         formatted = () if config.formats is None else config.formats.fields
-        if isinstance(check_columns(schema, config.topic, formatted).get(TIMESTAMP), TimestampNTZType):
-            # its hour depends on the session's time zone, which a data source does not know
-            raise SchemaError(
-                f"{TIMESTAMP} attribute unsupported type timestamp_ntz. {TIMESTAMP} must be a(n) timestamp or bigint:"
-                f" CAST({TIMESTAMP} AS TIMESTAMP_LTZ) reads it in the session's time zone"
-            )
+        refuse_without_zone(check_columns(schema, config.topic, formatted))
         check_formats(config, schema)
         return config
 

@@ -40,7 +40,13 @@ from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.pyspark_versions import map_in_arrow
 from spark_kafka_sink.sink.rows import PartitionWriter
 from spark_kafka_sink.sink.running_query import refuse_in_query, run_id, session_time_zone
-from spark_kafka_sink.sink.schema import by_position, check_columns, needs_projection, projection
+from spark_kafka_sink.sink.schema import (
+    by_position,
+    check_columns,
+    needs_projection,
+    projection,
+    refuse_without_zone,
+)
 from spark_kafka_sink.sink.topic_creation import create_missing_topic
 
 # isort: split
@@ -375,7 +381,8 @@ def _for_rows(config: SinkConfig, schema: object) -> SinkConfig:
     """
     if not isinstance(schema, StructType):
         raise ConfigError(f"schema takes the schema of a DataFrame, df.schema, not {type(schema).__name__}.")
+    formatted = () if config.formats is None else config.formats.fields
+    refuse_without_zone(check_columns(schema, config.topic, formatted))  # rows have a worker's time, not the session's
     if config.formats is None:
-        check_columns(schema, config.topic)
         return config
     return with_column_formats(config, schema, session_time_zone())

@@ -127,6 +127,17 @@ def check_columns(schema: StructType, topic_option: str | None, formatted: Colle
     return columns
 
 
+def refuse_without_zone(columns: Mapping[str, DataType]) -> None:
+    """Raise SchemaError for a column `timestamp` without a time zone, where the session's is not known: its hour
+    depends on it. `columns`: those of `check_columns`.
+    """
+    if isinstance(columns.get(TIMESTAMP), TimestampNTZType):
+        raise SchemaError(
+            f"{TIMESTAMP} attribute unsupported type timestamp_ntz. {TIMESTAMP} must be a(n) timestamp or bigint:"
+            f" CAST({TIMESTAMP} AS TIMESTAMP_LTZ) reads it in the session's time zone"
+        )
+
+
 def _positions(schema: StructType) -> dict[str, int]:
     return {name: position for position, name in reversed(list(enumerate(schema.names)))}
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from pyspark.cloudpickle import dumps as cloudpickle_dumps
 from pyspark.sql import Row
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import BinaryType, StructField, StructType, TimestampNTZType
 from support.own_telemetry import keep
 from support.scripted_producer import ScriptedPool, ScriptedProducer, Sent
 
@@ -449,6 +449,7 @@ def test_on_report_must_be_a_function() -> None:
 
 NESTED = StructType([StructField("value", StructType([StructField("a", BinaryType())]))])
 WITH_FORMAT = {**OPTIONS, "value.format": "json"}
+WITHOUT_ZONE = StructType([StructField("value", BinaryType()), StructField("timestamp", TimestampNTZType())])
 
 
 def test_rows_need_the_schema_for_their_format() -> None:
@@ -499,6 +500,8 @@ def test_rows_take_their_types_from_a_given_avro_schema(monkeypatch: pytest.Monk
             SchemaError,
             "Required attribute 'value' not found",
         ),
+        (OPTIONS, WITHOUT_ZONE, SchemaError, "^timestamp attribute unsupported type timestamp_ntz"),
+        (WITH_FORMAT, WITHOUT_ZONE, SchemaError, "^timestamp attribute unsupported type timestamp_ntz"),
     ],
 )
 def test_a_schema_is_checked_at_construction(
