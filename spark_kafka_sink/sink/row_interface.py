@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import datetime
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import GeneratorType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.types as pat
 
 from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.sink.delivery import TaskDelivery
@@ -23,12 +26,14 @@ from spark_kafka_sink.sink.rows import is_ambiguous
 from spark_kafka_sink.sink.schema import TIMESTAMP
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Row
+
+    from spark_kafka_sink.serialization.record_formats import ResolvedFormats
 
 _SPARKS_FILE: Final = "pyspark/sql/worker/write_into_data_source.py"
 _SPARKS_GENERATOR: Final = "batch_to_rows"
 _SPARKS_VARIABLE: Final = "iterator"
+_MOMENT: Final = pa.timestamp("us", "UTC")
 
 
 def arrow_batches(rows: Iterable[Row]) -> Iterator[pa.RecordBatch] | None:
@@ -53,25 +58,49 @@ def write_rows(delivery: TaskDelivery, rows: Iterable[Row]) -> None:
 
     writer = row_writer(delivery)
     try:
-        writer.write(map(_checked(), rows))
+        writer.write(map(_checked(delivery.config.column_formats), rows))
         writer.finish()
     finally:
         writer.abandon()
 
 
-def _checked() -> Callable[[Row], Row]:
-    """Return a function that returns its row, and raises SchemaError if the row's timestamp is one of two times."""
+def _checked(formats: ResolvedFormats | None) -> Callable[[Row], Row]:
+    """Return a function that returns its row, and raises SchemaError if a time of the row is one of two: its timestamp,
+    or one in a column that has a format.
+    """
     numbers = iter(range(1 << 62))
+    types = {} if formats is None else {each.column_format.field: each.data_type for each in formats.columns()}
+    types = {name: data_type for name, data_type in types.items() if "tz=" in str(data_type)}
+    types[TIMESTAMP] = _MOMENT
 
     def check(row: Row) -> Row:
         number = next(numbers)
-        moment = row[TIMESTAMP] if TIMESTAMP in row.__fields__ else None
-        if isinstance(moment, datetime.datetime) and moment.tzinfo is None and is_ambiguous(moment):
-            raise SchemaError(
-                f"The timestamp of row {number} is {moment} in the time zone of the Python worker, where this hour"
-                " comes twice: clocks go back. PySpark 4.0 does not tell a data source which of the two it is. Use"
-                " foreachBatch(sink.write_batch), or milliseconds since 1970: unix_millis(timestamp)."
-            )
+        for name, data_type in types.items():
+            moments = _local_times(row[name], data_type) if name in row.__fields__ else ()
+            if moment := next(filter(is_ambiguous, moments), None):
+                has = "is" if name == TIMESTAMP else "has the time"
+                raise SchemaError(
+                    f"The {name} of row {number} {has} {moment} in the time zone of the Python worker, where this hour"
+                    " comes twice: clocks go back. PySpark 4.0 does not tell a data source which of the two it is. Use"
+                    " foreachBatch(sink.write_batch), or milliseconds since 1970: unix_millis(timestamp)."
+                )
         return row
 
     return check
+
+
+def _local_times(value: Any, data_type: pa.DataType) -> Iterator[datetime.datetime]:
+    """Yield the times in a value whose type has a zone, and which have none in Python: they are local."""
+    parts: Iterable[tuple[Any, pa.DataType]] = ()
+    if pat.is_timestamp(data_type):
+        if data_type.tz and isinstance(value, datetime.datetime) and value.tzinfo is None:
+            yield value
+    elif pat.is_struct(data_type) and isinstance(value, tuple):  # not a variant
+        parts = zip(value, (of.type for of in data_type), strict=False)
+    elif pat.is_map(data_type) and isinstance(value, Mapping):
+        entry = data_type.key_type, data_type.item_type
+        parts = (part for pair in value.items() for part in zip(pair, entry, strict=True))
+    elif pat.is_list(data_type) and isinstance(value, list):
+        parts = ((each, data_type.value_type) for each in value)
+    for part, of in parts:
+        yield from _local_times(part, of)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,9 @@ from support.fresh_process import run_strictly
 from support.scripted_producer import ScriptedPool, ScriptedProducer
 
 from spark_kafka_sink.common.errors import SchemaError
+from spark_kafka_sink.serialization.column_format import FormatSettings
+from spark_kafka_sink.serialization.record_formats import ResolvedFormat, ResolvedFormats
+from spark_kafka_sink.serialization.schemas import column_format
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.row_interface import arrow_batches, write_rows
@@ -98,6 +102,42 @@ def test_time_that_comes_twice_is_refused_with_the_number_of_its_row() -> None:
         SchemaError, match=r"timestamp of row 1 is 2025-10-26 02:30:00.*foreachBatch\(sink\.write_batch\)"
     ):
         write_rows(delivery_of(ScriptedProducer()), rows)
+
+
+MOMENT = pa.timestamp("us", "UTC")
+NESTED = pa.struct(
+    [
+        ("at", MOMENT),
+        ("local", pa.timestamp("us")),
+        ("in_list", pa.list_(pa.struct([("at", MOMENT)]))),
+        ("in_map", pa.map_(pa.string(), MOMENT)),
+    ]
+)
+
+
+@pytest.mark.usefixtures("in_berlin")
+@pytest.mark.parametrize("place", ["at", "in_list", "in_map"])
+def test_a_nested_time_that_comes_twice_is_refused(place: str) -> None:
+    """Bug: only the column `timestamp` was looked at. A time in a struct was written as one of the two."""
+    once, twice = (datetime.datetime(2025, 10, 26, hour, 30) for hour in (1, 2))
+    wrap: dict[str, Any] = {
+        "at": lambda moment: moment,
+        "in_list": lambda moment: [None, Row(at=moment)],
+        "in_map": lambda moment: {"k": moment},
+    }
+
+    def row(moment: datetime.datetime) -> Row:
+        parts = {"at": None, "local": twice, "in_list": None, "in_map": None, place: wrap[place](moment)}
+        return Row(value=Row(**parts))
+
+    producer = ScriptedProducer()
+    config = SinkConfig.from_options({"kafka.bootstrap.servers": "h1:9092", "topic": "t"})
+    formatted = ResolvedFormat(column_format(FormatSettings("value", "json"), NESTED), NESTED)
+    used = replace(config, column_formats=ResolvedFormats(formatted))
+    write_rows(TaskDelivery(used, ScriptedPool(producer)), [Row(value=None), row(once)])
+    assert "2025-10-25T23:30:00.000Z" in producer.sent[0].rows("value")[1][0].decode()
+    with pytest.raises(SchemaError, match="value of row 1 has the time 2025-10-26 02:30:00"):
+        write_rows(TaskDelivery(used, ScriptedPool(ScriptedProducer())), [Row(value=None), row(twice)])
 
 
 WRITER_OF_4_0 = """
