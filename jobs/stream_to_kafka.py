@@ -40,6 +40,8 @@ from pyspark.sql.types import StructType
 
 from spark_kafka_sink import ConfigError, KafkaError, KafkaSink
 from spark_kafka_sink.common.options import nearest
+from spark_kafka_sink.common.texts import without_logins
+from spark_kafka_sink.serialization import format_options
 from spark_kafka_sink.sink.options import AT_LEAST_ONCE, EXACTLY_ONCE, PASSED_OVER
 from spark_kafka_sink.sink.properties_file import PropertiesFile, read_properties
 from spark_kafka_sink.sink.requested_topic import CONFIG_PREFIX
@@ -73,6 +75,9 @@ SINK_OPTIONS = (
     "errors.deadletterqueue.topic.name",
     "errors.deadletterqueue.max.rows",
 )
+FORMATS = ("value.format", "key.format")
+STRUCT = "struct(*)"
+"""The default of record.value with value.format."""
 POLL_SECONDS = 0.2
 
 
@@ -88,7 +93,12 @@ SETTINGS = (
     Setting("source.path", "--path", None, "folder in which Spark looks for new files"),
     Setting("source.schema", "--schema", None, "columns of the source: DDL, or a file with DDL or Spark's JSON"),
     Setting("record.key", "--key", None, "SQL expression of the key"),
-    Setting("record.value", "--value", "to_json(struct(*))", "SQL expression of the value"),
+    Setting(
+        "record.value",
+        "--value",
+        "to_json(struct(*))",
+        "SQL expression of the value; with value.format the default is struct(*)",
+    ),
     Setting("record.headers", "--headers", None, "SQL expression, array<struct<key:string,value:binary>>"),
     Setting("record.topic", "--topic-expression", None, "SQL expression of each row's topic, if no topic is set"),
     Setting("record.partition", "--partition", None, "SQL expression of the partition, an int"),
@@ -147,6 +157,10 @@ class Settings:
     def sink_options(self) -> dict[str, str]:
         return {name: value for name, value in self.of.items() if is_sink_option(name)}
 
+    def has_format(self) -> bool:
+        """Return whether the sink makes Avro, Protobuf or JSON of a column."""
+        return any(name.lower() in FORMATS for name in self.of)
+
     def place(self, name: str | None) -> str:
         """Return where the file sets a setting, for an error text. Empty if a flag sets it."""
         return "" if self.file is None or name in self.flagged else self.file.place(name)
@@ -170,7 +184,9 @@ def data_source() -> type | None:
 
 def is_sink_option(name: str) -> bool:
     """Whether the job passes this setting to the sink, which ignores options of Spark's source with a warning."""
-    return name in SINK_OPTIONS or name.startswith(("kafka.", CONFIG_PREFIX)) or name.lower() in PASSED_OVER
+    lower = name.lower()
+    is_of_sink = name in SINK_OPTIONS or name.startswith(("kafka.", CONFIG_PREFIX)) or lower in PASSED_OVER
+    return is_of_sink or format_options.is_option(lower)
 
 
 def parser_of_arguments() -> argparse.ArgumentParser:
@@ -198,8 +214,11 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
             if not equals:
                 raise UsageError(f"{flag} {item.split()[0] if item.split() else ''} … must be NAME=VALUE.")
             flags[prefix + name] = value
+    own = ({} if file is None else file.values) | flags
     defaults = {s.name: s.default for s in SETTINGS if s.default is not None}
-    values = defaults | ({} if file is None else file.values) | flags
+    if any(name.lower() == FORMATS[0] for name in own):
+        defaults["record.value"] = STRUCT
+    values = defaults | own
     settings = Settings(values, given["verbose"], given["grace"], file, frozenset(flags))
     check(settings)
     return settings
@@ -214,7 +233,7 @@ def properties_of(path: Path) -> PropertiesFile:
 
 def check(settings: Settings) -> None:
     """Raise UsageError for a setting that is unknown or cannot work."""
-    known = [*(s.name for s in SETTINGS), *SINK_OPTIONS]
+    known = [*(s.name for s in SETTINGS), *SINK_OPTIONS, *format_options.OPTIONS]
     for name in settings.of:
         if name not in known and not is_sink_option(name) and not name.startswith(("source.option.", "spark.")):
             meant = nearest(name, known)
@@ -274,6 +293,8 @@ def as_records(frame: DataFrame, settings: Settings) -> DataFrame:
 
 def start(records: DataFrame, sink: KafkaSink, settings: Settings) -> StreamingQuery:
     interface = settings.interface()
+    if interface in BY_ROWS and settings.has_format():
+        sink = KafkaSink(settings.sink_options(), schema=records.schema)  # rows do not tell their types
 
     def write_batch(batch: DataFrame, batch_id: int) -> None:
         if settings.get("order.by") is not None:
@@ -364,7 +385,8 @@ def readable(error: Exception) -> str:
         name, sentence = ours[-1]
         return f"{name}: {sentence.strip()}"
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    return f"{type(error).__name__}: {SPARKS_STATE.sub('', first).strip()} (--verbose shows more)"
+    shown = without_logins(SPARKS_STATE.sub("", first).strip())  # of a path, such as s3a://key:secret@bucket
+    return f"{type(error).__name__}: {shown} (--verbose shows more)"
 
 
 # ---- running -------------------------------------------------------------------------------------------------------
@@ -425,8 +447,8 @@ def open_session(settings: Settings) -> SparkSession:
 
 def run(settings: Settings, stop: StopWish) -> None:
     sink = KafkaSink(settings.sink_options())
-    source = settings.get("source.path") or settings.get("source.format")
-    print(f"{source} -> {sink!r} by {settings.interface()}", flush=True)
+    source = settings.get("source.path") or settings.need("source.format")
+    print(f"{without_logins(source)} -> {sink!r} by {settings.interface()}", flush=True)
     session = open_session(settings)
     stop.listen()  # again, because the session installs its own handler for Ctrl-C
     try:

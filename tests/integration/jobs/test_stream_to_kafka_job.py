@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -95,6 +96,25 @@ def test_files_are_streamed_in_reported_batches(
     assert sorted(int(row["value"]) for row in got) == list(range(2_000))
     row = next(row for row in got if row["value"] == b"150")
     assert (row["key"], row["headers"]) == (b"customer-2", [{"key": "amount", "value": b"1.5"}])
+
+
+@pytest.mark.parametrize("interface", ["foreachBatch", "foreach"])
+def test_all_columns_become_json_by_the_option_of_the_format(
+    kafka_broker: Admin, topic: str, tmp_path: Path, start_job: Callable[..., subprocess.Popen[str]], interface: str
+) -> None:
+    source = orders(tmp_path / "in", files=1, rows=50)
+    given = dict(zip(*[iter(flags(kafka_broker, topic, source))] * 2, strict=True))
+    del given["--value"]
+    job = start_job(
+        *(part for flag in given.items() for part in flag),
+        *("--option", "value.format=json", "--interface", interface),
+    )
+    _, err = job.communicate(timeout=120)
+    assert job.returncode == 0, err
+    got = [json.loads(row["value"]) for row in read_topic(kafka_broker.bootstrap_servers, topic).to_pylist()]
+    assert sorted(got, key=lambda row: int(row["number"])) == [
+        {"number": n, "customer": f"customer-{n % 37}", "amount": n / 100} for n in range(50)
+    ]
 
 
 def test_spark_submit_job_keeps_the_order_of_each_key(

@@ -133,6 +133,45 @@ def test_every_option_of_a_stream_can_be_set() -> None:
     assert set(stream_to_kafka.SINK_OPTIONS) == set(_OPTIONS) - only_of_batch_writes
 
 
+def test_options_of_formats_are_taken(tmp_path: Path) -> None:
+    """Bug: the job refused value.format, although docs/options.md says that it takes every option of the sink."""
+    options = {
+        "value.format": "avro",
+        "value.avro.nullable": "null-first",
+        "key.format": "json",
+        "key.json.timeZone": "UTC",
+        "schema.registry.url": "http://registry:8081",
+        "schema.registry.basic.auth.user.info": "anna:hunter2",
+        "schema.id.location": "header",
+    }
+    file = tmp_path / "job.properties"
+    file.write_text("".join(f"{name} = {value}\n" for name, value in options.items()))
+    settings = parse_arguments(["--properties", str(file), "--bootstrap-servers", "h:1"])
+    assert options.items() <= settings.sink_options().items()
+    assert repr(KafkaSink(settings.sink_options())).startswith("KafkaSink(value.format='avro', key.format='json'")
+    assert settings.get("record.value") == "struct(*)"
+    assert parse_arguments(["--option", "value.format=json", "--value", "a"]).get("record.value") == "a"
+    assert parse_arguments(["--option", "key.format=json"]).get("record.value") == "to_json(struct(*))"
+    with pytest.raises(UsageError, match=r"There is no setting value\.formt\. The nearest one is value\.format\."):
+        parse_arguments(["--option", "value.formt=json"])
+
+
+def test_no_login_of_an_address_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bug: a key that stands in the address of the files was in the job's output."""
+    path = "s3a://AKIA:hunter2@bucket/in"
+    refused = AnalysisException(f"[PATH_NOT_FOUND] Path does not exist: {path}. SQLSTATE: 42K03")
+
+    def refuse(_: object) -> None:
+        raise refused
+
+    monkeypatch.setattr(stream_to_kafka, "open_session", refuse)
+    assert stream_to_kafka.main(["--bootstrap-servers", "h:1", "--topic", "t", "--path", path]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.startswith("s3a://***@bucket/in -> KafkaSink(")
+    assert "Path does not exist: s3a://***@bucket/in." in shown.err
+    assert "hunter2" not in shown.out + shown.err
+
+
 def test_error_of_a_setting_in_the_file_names_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "job.properties"
     place = f"({file}, line 2)"
