@@ -66,7 +66,7 @@ class SchemaRegistry:
         if self._port is not None:
             raise LocalBrokerError("This schema registry is started already.")
         self._process_id = os.getpid()
-        java = find_java()
+        java, jar = find_java(), _unpacked_jar()  # first: a failed download leaves nothing
         folder = Path(tempfile.mkdtemp(prefix="spark-kafka-sink-registry-"))
         self._watchdog = Watchdog(removed_folder=folder)
         self._port = ReservedPort()
@@ -80,7 +80,7 @@ class SchemaRegistry:
             f"-Dquarkus.http.host={HOST}",
             f"-Dquarkus.http.port={self._port.number}",
             "-jar",
-            _unpacked_jar(),
+            jar,
         ]
         try:
             with log_file.open("ab") as log:

@@ -58,6 +58,24 @@ def test_start_that_fails_shows_the_log_and_leaves_nothing(
     assert not list((java_that_fails / "unpacked").glob("new-*"))
 
 
+def test_a_start_that_fails_to_fetch_leaves_nothing(
+    java_that_fails: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Bug: a process, a folder and a port were left, and the next start said that the registry was started already."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+
+    def refuse(*_: object, **__: object) -> list[Path]:
+        raise LocalBrokerError("no network")
+
+    monkeypatch.setattr(schema_registry, "fetch_jars", refuse)
+    registry = SchemaRegistry()
+    for _ in range(2):
+        with pytest.raises(LocalBrokerError, match="no network"):
+            registry.start()
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
 def test_registry_that_is_not_started_has_no_address() -> None:
     with pytest.raises(LocalBrokerError, match="is not started: call start"):
         _ = SchemaRegistry().url
