@@ -25,6 +25,7 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.open_transaction import NO_PRODUCER, ProducerIdAndEpoch
+from spark_kafka_sink.common.texts import one_line
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.protocol.transactions import InitProducerIdRequest
 from spark_kafka_sink.protocol.versions import Message, Request
@@ -186,6 +187,11 @@ class ProducerIdentity:
         self.is_initializing = False
         self.last_error = error
         error.fatal = True  # also if its class says otherwise
+
+    def give_up_id(self) -> None:
+        """Ask for another producer id, and number what is in flight from 0 under it."""
+        self.producer = NO_PRODUCER
+        self._to_restart.update(self.sequences)
 
     def reason_to_wait(self, topic_partition: TopicPartition) -> str | None:  # noqa: ARG002
         """Return why records of the partition must wait, if a broker refused something that they wait for."""
@@ -381,3 +387,27 @@ class ProducerIdentity:
             self.is_initializing = False
         elif self._init_attempts % ATTEMPTS_BEFORE_A_WARNING == 0:
             log.warning("No producer id: attempt %d was refused: %s", self._init_attempts, error)
+
+
+# ---- the cluster that has given the id -------------------------------------------------------------------------------
+
+
+class ClusterWatch:
+    """Notices that the brokers belong to another cluster: bootstrap.servers may lead to one after a disaster (KIP-899).
+
+    Each cluster counts its producer ids from the same numbers. So the producer's id may be another producer's there,
+    and a leader would acknowledge our records as duplicates of that producer's.
+    """
+
+    def __init__(self) -> None:
+        self._cluster_id: str | None = None
+
+    def change_to(self, cluster_id: str | None) -> str | None:
+        """Return a text that names both clusters if `cluster_id` is not that of the last call, or else None. A
+        `cluster_id` of None does not count: no broker has given one.
+        """
+        before = self._cluster_id
+        self._cluster_id = cluster_id or before
+        if before is None or self._cluster_id == before:
+            return None
+        return f"{one_line(str(cluster_id))} instead of {one_line(before)}"

@@ -26,7 +26,7 @@ from spark_kafka_sink.common.errors import (
     ProducerClosedError,
 )
 from spark_kafka_sink.common.texts import one_line
-from spark_kafka_sink.producer.idempotence import OutgoingRequest, ProducerIdentity
+from spark_kafka_sink.producer.idempotence import ClusterWatch, OutgoingRequest, ProducerIdentity
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.partitioner import NodeAvailability
 from spark_kafka_sink.producer.produce_response import BatchOutcomes
@@ -34,7 +34,7 @@ from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import ReadyCheck, RecordAccumulator
 from spark_kafka_sink.producer.telemetry import ClientTelemetry
-from spark_kafka_sink.producer.transactions import Idempotence, TransactionManager
+from spark_kafka_sink.producer.transactions import Idempotence, TransactionManager, leave_cluster
 from spark_kafka_sink.protocol.framing import RecordChunks
 from spark_kafka_sink.protocol.produce import ProduceRequest
 from spark_kafka_sink.record.codecs import Codec
@@ -90,6 +90,7 @@ class Sender:
             delivery_timeout_ms=config.delivery_timeout_ms,
             guarantees_order=self._guarantees_order,
         )
+        self._cluster_watch = ClusterWatch()
         self._on_wire: set[ProducerBatch] = set()
         """The batches in requests that the client will end."""
         self.has_ended = False
@@ -211,6 +212,8 @@ class Sender:
             self._telemetry_ms = self._telemetry.turn(self._client, now_ms)
         idempotence = self._idempotence
         if idempotence is not None:
+            if change := self._cluster_watch.change_to(self._metadata.cache.cluster_id):
+                leave_cluster(idempotence, change)
             if isinstance(idempotence, ProducerIdentity):
                 idempotence.maybe_resolve_sequences()
                 self._fail_refused_records(idempotence)

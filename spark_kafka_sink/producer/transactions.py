@@ -671,3 +671,19 @@ def _aborted(transactional_id: str) -> TransactionAbortedError:
         f"The transaction of {transactional_id} was aborted, by abort_transaction or because the producer closes,"
         " before this had ended. Nothing of it is committed."
     )
+
+
+def leave_cluster(owner: Idempotence, change: str) -> None:
+    """The brokers belong to another cluster: go on under an id of that one. A transaction cannot go on: no coordinator
+    there knows it, and its records would hold up all readers.
+    """
+    log.warning("The brokers belong to another cluster now: %s. The producer id is not used any more.", change)
+    if isinstance(owner, ProducerIdentity):
+        owner.give_up_id()
+    elif not owner.has_fatal_error:
+        owner.fail(
+            KafkaError(
+                f"The brokers belong to another cluster now: {change}. Transactions of {owner.transactional_id} are in"
+                " the one before. Does bootstrap.servers name the right brokers? Make another producer."
+            )
+        )
