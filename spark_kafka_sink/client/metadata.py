@@ -221,9 +221,9 @@ class Metadata:
 
     def rebootstrap(self) -> None:
         """Start again from the first addresses: no known node is available (KIP-899), or a broker asked (KIP-1102)."""
-        with self._lock:
-            log.info("Starting again from bootstrap.servers %s", self._bootstrap_addresses)
-            self.bootstrap(self._bootstrap_addresses)
+        # Without the lock: a log handler may send through the producer, while its own lock is held.
+        log.info("Starting again from bootstrap.servers %s", self._bootstrap_addresses)
+        self.bootstrap(self._bootstrap_addresses)
 
     def update(self, request_version: int, response: MetadataResponse, is_partial: bool, now_ms: int) -> None:
         """Handle a response. `request_version` and `is_partial` are those of `new_metadata_request_and_version`."""

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import logging
 import pickle
 import random
+import threading
 from collections.abc import Iterable
 from uuid import UUID
 
@@ -9,6 +11,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from spark_kafka_sink.client.metadata import LeaderAndEpoch, LeaderIdAndEpoch, Metadata
+from spark_kafka_sink.client.metadata import log as metadata_log
 from spark_kafka_sink.client.metadata_view import MetadataResponse, TopicMetadata
 from spark_kafka_sink.common.cluster import Cluster, Node, PartitionMetadata, TopicPartition
 from spark_kafka_sink.common.errors import (
@@ -541,6 +544,27 @@ def test_change_of_the_cluster_id_is_logged_on_one_line(caplog: pytest.LogCaptur
         for cluster_id in ("one", "c\n2026-01-01 CRITICAL root: forged\x1b[2J", "two", "two"):
             update(metadata, response(cluster_id=cluster_id))
     assert caplog.messages == ["Cluster id: c?2026-01-01 CRITICAL root: forged?[2J", "Cluster id: two"]
+
+
+def test_log_handler_may_use_the_metadata_during_a_rebootstrap(
+    metadata: SomeTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: the line was logged under the lock. A handler that sends through the producer needs that lock, and an
+    application thread that logs has the handler's own lock then: the two threads waited for each other forever.
+    """
+    was_free: list[bool] = []
+
+    class Sending(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            sender = threading.Thread(target=metadata.request_update, daemon=True)
+            sender.start()
+            sender.join(5)
+            was_free.append(not sender.is_alive())
+
+    monkeypatch.setattr(metadata_log, "handlers", [Sending()])
+    monkeypatch.setattr(metadata_log, "level", logging.INFO)
+    metadata.rebootstrap()
+    assert was_free == [True]
 
 
 def test_error_of_a_topic_is_raised_once_and_names_it(metadata: SomeTopics) -> None:
