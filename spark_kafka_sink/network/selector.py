@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 MAX_RECEIVE_SIZE: Final = 100 * 1024 * 1024
 """Bytes of a frame; a larger one is refused."""
 _LONGEST_SELECT_MS: Final = 2**31 - 1
+_HAS_POLL: Final = hasattr(select, "poll")
+"""False on Windows. A frame larger than the socket's buffer then costs more turns."""
 _LONGEST_WRITE_MS: Final = 5
 _LONGEST_WAIT_FOR_ROOM_MS: Final = 1
 
@@ -391,7 +393,7 @@ class Selector:
             return
         try:
             done = channel.write()
-            if done is None and channel.is_sending and self._is_alone(channel):
+            if done is None and _HAS_POLL and channel.is_sending and self._is_alone(channel):
                 done = self._write_on(channel)
         except OSError as error:
             channel.failed_send = DisconnectError(f"{channel.description}: sending failed: {_text(error)}.")

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from spark_kafka_sink.common.errors import BootstrapResolutionError
 from spark_kafka_sink.common.texts import one_line
 
+_HAS_SENDMSG: Final = hasattr(socket.socket, "sendmsg")
 _CONNECTING = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, errno.EINTR})
 WOULD_BLOCK: Final = -1
 READ: Final = selectors.EVENT_READ
@@ -138,10 +139,25 @@ class PlainTransport:
         return False
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
+        if not _HAS_SENDMSG:
+            return self._send_each(buffers)
         try:
             return self._socket.sendmsg(buffers)
         except (BlockingIOError, InterruptedError):
             return WOULD_BLOCK
+
+    def _send_each(self, buffers: Sequence[memoryview]) -> int:
+        """Do the same on Windows, where Python has no sendmsg: by one call for each buffer."""
+        sent = 0
+        for buffer in buffers:
+            try:
+                count = self._socket.send(buffer)
+            except (BlockingIOError, InterruptedError):
+                return sent or WOULD_BLOCK
+            sent += count
+            if count < buffer.nbytes:
+                break
+        return sent
 
     def close(self) -> None:
         # No shutdown: in a forked child it would end the parent's connection. A close only closes the child's

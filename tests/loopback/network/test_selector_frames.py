@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 import selectors
 import socket
 import struct
@@ -16,6 +17,7 @@ from support.peer import LIMIT_S, Peer, connect, frame, lost, poll_until, receiv
 
 from spark_kafka_sink.common.errors import ProtocolError
 from spark_kafka_sink.network import selector as selector_module
+from spark_kafka_sink.network import transport as transport_module
 from spark_kafka_sink.network.channel import ChannelKind, NetworkReceive, NetworkSend
 from spark_kafka_sink.network.selector import Selector
 
@@ -66,6 +68,49 @@ def test_a_slow_reader_gets_every_byte_in_order(selector: Selector) -> None:
     reader.join(LIMIT_S)
     peer.close()
     assert bytes(got) == expected
+
+
+class SocketOfWindows:
+    """A socket without `sendmsg`."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self._socket = real
+
+    def __getattr__(self, name: str) -> object:
+        if name == "sendmsg":
+            raise AttributeError(name)
+        return getattr(self._socket, name)
+
+
+def test_system_without_sendmsg_and_poll_sends_every_byte(selector: Selector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: Windows has neither. There each connection ended with its first frame."""
+    peer = Peer(receive_buffer=4096)
+    open_socket = transport_module.open_socket
+
+    def open_as_windows(*arguments: object) -> SocketOfWindows:
+        return SocketOfWindows(open_socket(*arguments))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(transport_module, "open_socket", open_as_windows)
+    monkeypatch.delattr(select, "poll")
+    monkeypatch.setattr(transport_module, "_HAS_SENDMSG", False)
+    monkeypatch.setattr(selector_module, "_HAS_POLL", False)
+    connection = connect(selector, peer, send_buffer=4096)
+    data = frame(random.Random(6).randbytes(300_000))
+    pieces = [memoryview(data)[at : at + 7_001] for at in range(0, len(data), 7_001)]
+    got = bytearray()
+
+    def read() -> None:
+        while len(got) < len(data):
+            got.extend(connection.recv(20_000))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    send = NetworkSend("1", pieces)
+    selector.send(send)
+    poll_until(selector, lambda: send in selector.completed_sends or selector.disconnected)
+    reader.join(LIMIT_S)
+    peer.close()
+    assert bytes(got) == data
 
 
 def read_all(connection: socket.socket, size: int) -> threading.Thread:
