@@ -11,8 +11,10 @@ from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Cluster, Node
 from spark_kafka_sink.common.errors import (
+    InvalidTopicError,
     KafkaError,
     KafkaTimeoutError,
+    ProtocolError,
     TopicExistsError,
     UnknownTopicOrPartitionError,
     error_for_code,
@@ -148,18 +150,21 @@ class TopicCreation:
         )
 
     def count(self, topic: str, timer: Timer) -> int:
-        """Return the topic's number of partitions, 0 if the cluster does not have it. Raises KafkaTimeoutError."""
+        """Return the topic's number of partitions, 0 if the cluster does not have it. Raises KafkaTimeoutError,
+        InvalidTopicError, and ProtocolError for a name that no request can contain.
+        """
         self._metadata.add_topics([topic])
-        if not self._client.await_metadata_update(timer):
+        try:
+            has_come = self._client.await_metadata_update(timer)
+        except (InvalidTopicError, ProtocolError):
+            self._metadata.remove_topic(topic)  # else each later request would fail, or be answered with its error
+            raise
+        if not has_come:
             why = self._metadata.connection_failure or "No answer came."
             raise KafkaTimeoutError(
                 f"Topic {topic} was not looked up within {timer.timeout_ms} ms. Last: {why}", topic=topic
             )
         return len(self._metadata.fetch().partitions_for_topic(topic))
-
-    def forget(self, topic: str) -> None:
-        """Ask no more for this topic: other calls on the client would get its errors again."""
-        self._metadata.remove_topic(topic)
 
     def ensure(self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer) -> int:
         """Return the topic's number of partitions. Create a missing topic first, with `most_replicas` replicas or as

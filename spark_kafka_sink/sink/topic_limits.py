@@ -86,7 +86,6 @@ def read_limits(creation: TopicCreation, topic: str, timer: Timer) -> TopicLimit
         creation.count(topic, timer)  # its answer may be that to an earlier request, which did not name the topic
         count = creation.count(topic, timer)
     except InvalidTopicError:
-        creation.forget(topic)
         return TopicLimits(is_invalid=True)
     return TopicLimits(count, _max_message_bytes(creation, topic, timer)) if count else TopicLimits()
 

@@ -21,6 +21,7 @@ from spark_kafka_sink.common.cluster import Node, PartitionMetadata, TopicPartit
 from spark_kafka_sink.common.errors import (
     InvalidTopicError,
     KafkaTimeoutError,
+    ProtocolError,
     TopicAuthorizationError,
     TopicExistsError,
     UnknownTopicOrPartitionError,
@@ -189,6 +190,19 @@ def test_refused_topic_does_not_affect_later_ones() -> None:
     assert bench.coordinator.transactions.list_transactions(bench.timer()) == []
     with pytest.raises(InvalidTopicError, match="my decisions"):
         ensure(bench, "my decisions")
+
+
+@pytest.mark.parametrize("name", ["my topic", "x" * 40_000, "\ud800"], ids=["invalid", "too long", "not unicode"])
+def test_impossible_topic_does_not_affect_later_ones(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Bug: the client went on to ask for it. No request can contain the long name or the one that is not text, so each
+    later call over the client failed, of other sinks with the same settings too.
+    """
+    bench = CoordinatorBench()
+    with pytest.raises((InvalidTopicError, ProtocolError)):
+        bench.coordinator.creation.count(name, bench.timer())
+    caplog.clear()
+    assert bench.coordinator.creation.count("t", bench.timer()) == 1
+    assert caplog.text == "", "the broker does not refuse it again"
 
 
 def test_missing_topic_is_created_by_the_controller_with_zookeeper() -> None:
