@@ -825,7 +825,7 @@ def throttled(version: int, throttle_ms: int = 250) -> Any:
         (ApiKey.PRODUCE, 6), (ApiKey.FETCH, 8), (ApiKey.LIST_OFFSETS, 3), (ApiKey.METADATA, 6),
         (ApiKey.OFFSET_FETCH, 4), (ApiKey.FIND_COORDINATOR, 2), (ApiKey.API_VERSIONS, 2), (ApiKey.INIT_PRODUCER_ID, 1),
         (ApiKey.ADD_PARTITIONS_TO_TXN, 1), (ApiKey.ADD_OFFSETS_TO_TXN, 1), (ApiKey.END_TXN, 1),
-        (ApiKey.TXN_OFFSET_COMMIT, 1), (ApiKey.CREATE_TOPICS, 3),
+        (ApiKey.TXN_OFFSET_COMMIT, 1), (ApiKey.CREATE_TOPICS, 3), (ApiKey.DESCRIBE_CONFIGS, 2),
     ],
 )  # fmt: skip
 def test_client_waits_only_from_the_throttling_version_on(api_key: ApiKey, first_version: int) -> None:
