@@ -144,15 +144,21 @@ static uint8_t *put_elements(writer *to, const node *of, int64_t row, uint8_t *a
     return at;
 }
 
-/* The first field that is not null is the value: the struct of a union. */
+/* The one field that is not null is the value: the struct of a union. */
 static uint8_t *put_member(writer *to, const node *of, int64_t row, uint8_t *at)
 {
+    const node *chosen = NULL;
     for (int64_t child = 0; child < of->count; child++) {
         const node *member = of->children + child;
         int64_t place = row;
-        if (found(&member, &place) != 0)
-            return put_avro(to, of->children + child, row, at);
+        if (found(&member, &place) == 0)
+            continue;
+        if (chosen != NULL)
+            return refused(to, of->children + child, SECOND);
+        chosen = of->children + child;
     }
+    if (chosen != NULL)
+        return put_avro(to, chosen, row, at);
     if (of->null_branch < 0)
         return refused(to, of, IS_NULL);
     return put_long(at, of->null_branch);

@@ -73,11 +73,11 @@ SIZED, OF_SIZE, SYMBOL, UNSIZED = range(4)
 AS_FIXED, AS_BYTES = range(2)
 """Decimals in Avro: in `other` bytes, or in as few as hold it."""
 RECORD, UNION = range(2)
-"""Structs in Avro: all fields, or the first that is not null."""
+"""Structs in Avro: all fields, or the one that is not null."""
 NULL_IS_BAD, NOTHING = range(2)
 """Absent values in Avro, outside of a union: an error, or no bytes (the type null)."""
-FINITE: Final = 1
-"""Float and double in JSON: NaN and infinity are an error."""
+ANY_NUMBER, FINITE = range(2)
+"""Float and double in JSON: with NaN and infinity, or these are an error."""
 REQUIRED: Final = -2
 """The branch of null in JSON and Protobuf: a null is an error."""
 WITH_NULLS, WITHOUT_NULLS = range(2)
@@ -136,6 +136,7 @@ REASONS: Final = {
     OUT_OF_RANGE: "the number is out of the range that can be written",
     INEXACT: "it is not a whole number of the schema's unit, and its rest would be lost",
     NOT_UTF8: "the text is not UTF-8, which Protobuf demands",
+    SECOND: "another member of the union has a value too, and only one may have one",
     NOT_VARIANT: "its bytes are not those of a variant",
     UNKNOWN_VARIANT: "the variant has a value of a type that Spark 4.2 does not know",
     TOO_DEEP: "the variant has more than 1000 levels of arrays and objects",

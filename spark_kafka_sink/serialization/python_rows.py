@@ -36,6 +36,7 @@ from spark_kafka_sink.serialization.plan import (
     OUT_OF_RANGE,
     REASONS,
     REQUIRED,
+    SECOND,
     SYMBOL,
     TOO_LARGE,
     UNION,
@@ -270,13 +271,15 @@ def _avro_struct(node: Node) -> Write:
             one(output, part)
 
     def write_member(output: bytearray, value: tuple[Any, ...]) -> None:
-        for one, part in zip(writers, value, strict=True):
-            if part is not None:
-                return one(output, part)
-        if node.null_branch < 0:
+        found = [place for place, part in enumerate(value) if part is not None]
+        if len(found) > 1:
+            raise BadValue(node.children[found[1]], SECOND)
+        if found:
+            writers[found[0]](output, value[found[0]])
+        elif node.null_branch < 0:
             raise BadValue(node, IS_NULL)
-        output += _long(node.null_branch)
-        return None
+        else:
+            output += _long(node.null_branch)
 
     return write_member if node.how == UNION else write
 

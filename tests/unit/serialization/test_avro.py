@@ -220,6 +220,17 @@ def test_union_of_several_types_takes_a_struct_of_members() -> None:
         encode(column, record(c=["int", "string", "boolean"]))
 
 
+def test_second_value_in_a_union_is_a_bad_row() -> None:
+    """Bug: the first member was written, and the value of the other one was lost without an error, as in to_avro."""
+    data_type = pa.struct([("member0", pa.int32()), ("member1", pa.string()), ("member2", pa.bool_())])
+    rows = [{"member0": 1, "member2": False}, {"member1": "x"}, {"member0": 1, "member1": "", "member2": True}]
+    column = pa.StructArray.from_arrays([pa.array(rows, data_type)], names=["c"])
+    values, bad_rows = encode(column, record(c=["null", "int", "string", "boolean"]))
+    assert values == [None, b"\x04\x02x", None]
+    reason = "another member of the union has a value too, and only one may have one"
+    assert bad_rows == (BadRow(0, "value.c.member2", reason), BadRow(2, "value.c.member1", reason))
+
+
 def test_schema_of_bytes_has_no_length_if_a_registry_knows_it() -> None:
     """Confluent's serializers write such values as they are, Spark's to_avro with their length."""
     column = pa.array([b"abc", None])

@@ -74,12 +74,13 @@ def test_both_find_the_same_bad_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         {"t": 5001},
         {"m": {}},
         {"m": None},
+        {"m": {"member0": 1, "member1": "s"}},
     ]
     changes += [{"x": None}]
     rows = [{**good, **change} for change in changes]
     children = [pa.array([row[of.name] for row in rows], of.type) for of in data_type]
     too_large = pa.Array.from_buffers(
-        pa.decimal128(4, 0), len(rows), [None, pa.py_buffer(bytes(16 * 8) + b"\0\0\1" + bytes(13) + bytes(16))]
+        pa.decimal128(4, 0), len(rows), [None, pa.py_buffer(bytes(16 * 9) + b"\0\0\1" + bytes(13) + bytes(16))]
     )
     for column in (
         pa.StructArray.from_arrays(children, fields=list(data_type)),
@@ -90,7 +91,7 @@ def test_both_find_the_same_bad_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = without_kernel(encoder, column, 1 << 20, monkeypatch)
         assert encoded.bad_rows == expected.bad_rows
         assert encoded.values.to_pylist() == expected.values.to_pylist()
-        assert len(encoded.bad_rows) == 8
+        assert len(encoded.bad_rows) == 9
 
 
 @BOTH
