@@ -21,8 +21,10 @@ from spark_kafka_sink.serialization.avro_schema import TOP_RECORD
 from spark_kafka_sink.serialization.column_format import JsonOptions
 from spark_kafka_sink.serialization.json_text import json_plan
 from spark_kafka_sink.serialization.plan import (
+    ANY_NUMBER,
     FINITE,
     IS_NULL,
+    KIND_OF_OPS,
     MOST_DEPTH,
     OUT_OF_RANGE,
     REQUIRED,
@@ -140,8 +142,8 @@ class _Fitter:
             except SchemaError as refusal:
                 refusals.append(refusal)
             else:
-                if made.how == FINITE and any(_takes(each, "string") for each in alternatives):
-                    made = replace(made, how=0)  # NaN and infinity are strings
+                if any(_takes(each, "string") for each in alternatives):
+                    made = _any_number(made)
                 return replace(made, null_branch=null_branch, reasons={**_IS_NULL, **made.reasons})
         raise refusals[0]
 
@@ -159,9 +161,15 @@ class _Fitter:
             raise SchemaError(
                 f"{path}: allOf, not and if in a JSON Schema are not supported. Write the schema without."
             )
-        parts = schema.get("oneOf", schema.get("anyOf"))
-        if isinstance(parts, list):
-            return [each for part in parts for each in self._alternatives(part, path, depth + 1)]
+        key = next((key for key in ("oneOf", "anyOf") if isinstance(schema.get(key), list)), None)
+        if key is not None:
+            beside = self._alternatives({name: schema[name] for name in schema if name != key}, path, depth + 1)
+            parts = [each for part in schema[key] for each in self._alternatives(part, path, depth + 1)]
+            both = (_both(one, part, path) for one in beside for part in parts)
+            possible = [each for each in both if each is not None]
+            if not possible:
+                raise SchemaError(f"{path}: {key} in the JSON Schema allows no value.")
+            return possible
         kinds = schema.get("type")
         return [{**schema, "type": kind} for kind in kinds] if isinstance(kinds, list) else [schema]
 
@@ -222,6 +230,48 @@ class _Fitter:
                 made = replace(made, null_branch=REQUIRED if name in required else -1)
             children.append(made)
         return replace(node, children=tuple(children))
+
+
+def _any_number(node: Node) -> Node:
+    """Return the node without a check of NaN and infinity: they are strings, which the schema takes."""
+    if node.op is Op.DICT:
+        return replace(node, children=(_any_number(node.children[0]),))
+    return replace(node, how=ANY_NUMBER) if KIND_OF_OPS[node.op] is Kind.FLOATING else node
+
+
+def _both(one: dict[str, Any], part: dict[str, Any], path: str) -> dict[str, Any] | None:
+    """Return a schema that says what both say: what stands beside oneOf or anyOf, and one of its parts. None if their
+    types exclude each other. Raises SchemaError for what cannot be said in one schema.
+    """
+    types = {each["type"] for each in (one, part) if "type" in each}
+    if types == {"integer", "number"}:
+        types = {"integer"}
+    if len(types) > 1:
+        return None
+    clash = _clash(one, part)
+    if clash is not None:
+        raise SchemaError(
+            f"{path}: the JSON Schema has {clash} beside oneOf or anyOf, which changes what is in it. Write it into"
+            " each of the schemas of oneOf or anyOf."
+        )
+    made = {**one, **part}
+    if types:
+        (made["type"],) = types
+    if "required" in made:
+        made["required"] = [*one.get("required", ()), *part.get("required", ())]
+    return made
+
+
+def _clash(one: Mapping[str, Any], part: Mapping[str, Any]) -> str | None:
+    """Return what two schemas say about members so that one schema cannot say both, or None."""
+    for key in ("properties", "additionalProperties", "items"):
+        if key in one and key in part and one[key] != part[key]:
+            return key
+    for own, other in ((one, part), (part, one)):
+        limits_others = own.get("additionalProperties", True) not in (True, {})
+        if limits_others and other.get("properties", {}).keys() - own.get("properties", {}).keys():
+            return "additionalProperties"
+    return None
 
 
 def _of_variant(node: Node, alternatives: list[dict[str, Any]]) -> Node:

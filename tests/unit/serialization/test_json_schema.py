@@ -166,3 +166,61 @@ def test_rows_that_do_not_fit_are_bad(compiled: bool, monkeypatch: pytest.Monkey
         BadRow(2, "value.l.element", NULL),
     ]
     assert encode(column.slice(1, 1), of(c={"type": ["number", "string"]}))[0] == ['{"c":"NaN","d":"x"}']
+
+
+def test_null_fields_are_left_out_where_the_schema_takes_text_too() -> None:
+    """Bug: they were written as null, which the schema of the field does not allow, where the schema of the struct has
+    no type or takes a string.
+    """
+    inner = pa.struct([("n", pa.int32())])
+    column = pa.array([{"c": 1, "s": {"n": None}}, {"c": None}], pa.struct([("c", pa.int32()), ("s", inner)]))
+    without_type = {"properties": {"n": {"type": "integer"}}}
+    schema = {"properties": {"c": {"type": "integer"}, "s": without_type}}
+    either = {"properties": {"s": {"anyOf": [{"type": "object"}, {"type": "string"}]}}}
+    for given in (schema, either, {}, True):
+        assert encode(column, given) == (['{"c":1,"s":{}}', "{}"], [])
+        assert encode(column, given, WITH_NULLS)[0][0] == (None if given is schema else '{"c":1,"s":{"n":null}}')
+
+
+def test_dictionary_of_numbers_takes_nan_where_the_schema_takes_text() -> None:
+    column = pa.StructArray.from_arrays([pa.array([float("nan"), 1.5]).dictionary_encode()], names=["c"])
+    assert encode(column, of(c={"type": ["number", "string"]})) == (['{"c":"NaN"}', '{"c":1.5}'], [])
+    assert encode(column, of(c={"type": "number"}))[0] == [None, '{"c":1.5}']
+
+
+BESIDE = {**of(a={"type": "integer"}, b={"type": "integer"}), "required": ["a"]}
+A_AND_B = pa.struct([("a", pa.int32()), ("b", pa.int32())])
+
+
+@pytest.mark.parametrize("key", ["oneOf", "anyOf"])
+def test_what_stands_beside_alternatives_counts(key: str) -> None:
+    """Bug: only the alternatives were checked, and rows were written that the rest of the schema does not allow."""
+    column = pa.array([{"a": 1, "b": 2}, {"a": None, "b": 2}, {"a": 1, "b": None}], A_AND_B)
+    schema = {**BESIDE, key: [{"required": ["b"]}, {"type": "string"}]}
+    assert encode(column, schema) == (
+        ['{"a":1,"b":2}', None, None],
+        [BadRow(1, "value.a", NULL), BadRow(2, "value.b", NULL)],
+    )
+    texts = pa.array([{"a": "1", "b": 2}])
+    with pytest.raises(SchemaError, match=r"value\.a: the Arrow type string does not fit the type integer"):
+        encode(texts, schema)
+    numbers = pa.array([{"a": 1.5}])
+    with pytest.raises(SchemaError, match="does not fit the type integer"):
+        encode(numbers, of(a={"type": "number", key: [{"type": "integer"}]}))
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({**of(a=True), "anyOf": [of(b=True)]}, "value: the JSON Schema has properties beside oneOf or anyOf"),
+        (
+            {"additionalProperties": False, "oneOf": [of(a=True, b=True)]},
+            "value: the JSON Schema has additionalProperties beside oneOf or anyOf",
+        ),
+        ({"type": "string", "oneOf": [{"type": "object"}]}, "value: oneOf in the JSON Schema allows no value"),
+    ],
+)
+def test_alternatives_that_contradict_what_stands_beside_them_are_refused(schema: Any, message: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        column_format(FormatSettings("value", "json-schema", json.dumps(schema)), A_AND_B)
+    assert message in str(caught.value)
