@@ -127,15 +127,17 @@ def _bounds(node: Node, column: pa.Array) -> list[int]:
 
 
 def _raw_lists(node: Node, column: pa.Array) -> list[Any]:
+    bounds = _bounds(node, column)
+    first = bounds[0]
+    own = column.values.slice(first, bounds[-1] - first)  # not those of other slices
     if node.op is Op.MAP:
-        entries = column.values
-        keys, values = (raw_values(child, entries.field(at)) for at, child in enumerate(node.children))
+        keys, values = (raw_values(child, own.field(at)) for at, child in enumerate(node.children))
         elements: list[Any] = list(zip(keys, values, strict=True))
     else:
-        elements = raw_values(node.children[0], column.values)
-    bounds = _bounds(node, column)
+        elements = raw_values(node.children[0], own)
+    places = [bound - first for bound in bounds]
     valid = column.is_valid().to_pylist()
-    return [elements[bounds[row] : bounds[row + 1]] if is_valid else None for row, is_valid in enumerate(valid)]
+    return [elements[places[row] : places[row + 1]] if is_valid else None for row, is_valid in enumerate(valid)]
 
 
 def _raw_entries(node: Node, column: pa.Array) -> list[Any]:

@@ -11,9 +11,12 @@ from support.generated_columns import random_array, random_struct
 from support.without_kernel import without_kernel
 
 from spark_kafka_sink.record.kernel import has_kernel
+from spark_kafka_sink.serialization import python_rows
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.column_format import FormatSettings
+from spark_kafka_sink.serialization.plan import Node
 from spark_kafka_sink.serialization.python_rows import json_string
+from spark_kafka_sink.serialization.python_rows import raw_values as python_raw_values
 from spark_kafka_sink.serialization.schemas import column_format
 
 BOTH = pytest.mark.parametrize("name", ["avro", "json"])
@@ -92,6 +95,26 @@ def test_both_find_the_same_bad_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert encoded.bad_rows == expected.bad_rows
         assert encoded.values.to_pylist() == expected.values.to_pylist()
         assert len(encoded.bad_rows) == 9
+
+
+def test_slice_of_lists_reads_no_elements_of_other_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: each slice of a table made Python values of all its lists, so the work grew with the square of the rows."""
+    lists = pa.array([[row, row] for row in range(1000)], pa.list_(pa.int32()))
+    fixed = lists.cast(pa.list_(pa.int32(), 2))
+    maps = pa.array([[(str(row), row), ("", None)] for row in range(1000)], pa.map_(pa.string(), pa.int32()))
+    column = pa.StructArray.from_arrays([lists, fixed, maps], names=["l", "f", "m"])
+    encoder = ColumnEncoder(column_format(FormatSettings("value", "json"), column.type), column.type)
+    lengths = []
+
+    def raw_values(node: Node, part: pa.Array) -> list[Any]:
+        lengths.append(len(part))
+        return python_raw_values(node, part)
+
+    monkeypatch.setattr(python_rows, "raw_values", raw_values)
+    values = without_kernel(encoder, column.slice(500, 2), 1 << 20, monkeypatch).values.to_pylist()
+    assert values == [b'{"l":[%d,%d],"f":[%d,%d],"m":{"%d":%d,"":null}}' % ((row,) * 6) for row in (500, 501)]
+    assert lengths
+    assert max(lengths) == 4
 
 
 @BOTH
