@@ -29,7 +29,7 @@ from spark_kafka_sink.serialization.column_format import (
 )
 from spark_kafka_sink.serialization.json_schema import json_schema_plan
 from spark_kafka_sink.serialization.json_text import json_plan
-from spark_kafka_sink.serialization.plan import Bound, Node, Plan, powers_of_ten
+from spark_kafka_sink.serialization.plan import Bound, Node, Op, Plan, powers_of_ten
 from spark_kafka_sink.serialization.protobuf import protobuf_plan
 from spark_kafka_sink.serialization.protobuf_rows import protobuf_writer
 from spark_kafka_sink.serialization.python_rows import BadValue, avro_writer, json_writer, raw_values
@@ -99,7 +99,7 @@ class _Run:
         self._form, self._plan, self._prefix = form, plan, prefix
         self._rows = len(column)
         self._bound: Bound = plan.bind(column)
-        self._is_whole = column.null_count == 0 and not pa.types.is_dictionary(column.type)
+        self._is_whole = column.null_count == 0 and plan.nodes[0].op is not Op.DICT  # an entry may be null
         self._output = pa.allocate_buffer(size, resizable=True)
         self._offsets = bytearray(4 * (self._rows + 1))
         self._valid = bytearray((self._rows + 7) // 8)

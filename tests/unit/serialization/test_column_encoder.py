@@ -267,6 +267,26 @@ def test_empty_columns_and_slices(name: str) -> None:
     assert made(column.slice(1, 1), name)[1] == [made(column, name)[1][1]]
 
 
+class Tagged(pa.ExtensionType):  # type: ignore[misc]
+    """A type of the user's own."""
+
+    def __init__(self, storage: pa.DataType) -> None:
+        super().__init__(storage, "tests.tagged")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize("is_tagged", [False, True])
+def test_null_entry_of_a_dictionary_is_a_null(is_tagged: bool) -> None:
+    """Bug: under an extension type it became an empty value, which is no tombstone."""
+    entries = pa.array([{"a": 1}, None])
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0], pa.int8()), entries)
+    if is_tagged:
+        column = pa.ExtensionArray.from_storage(Tagged(column.type), column)
+    assert made(column, "json")[1] == [b'{"a":1}', None, b'{"a":1}']
+
+
 def test_format_and_results_pickle() -> None:
     column = pa.array([{"a": 1}])
     used, _ = made(column, "avro")
