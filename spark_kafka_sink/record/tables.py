@@ -231,7 +231,32 @@ class TablePart:
 
 
 def _size_of(column: pa.Array) -> int:
-    return value_size(column) if is_bytes_like(column.type) else int(column.nbytes)
+    """Return about the bytes of the values of a column. Not `nbytes`: that counts all entries of a dictionary, and all
+    long texts of views, in each slice.
+    """
+    if is_bytes_like(column.type):
+        return value_size(column)
+    if isinstance(column.type, pa.BaseExtensionType):
+        return _size_of(column.storage)
+    if pat.is_dictionary(column.type):
+        return int(column.indices.nbytes)
+    if pat.is_struct(column.type):
+        return sum(_size_of(column.field(number)) for number in range(column.type.num_fields))
+    elements = _elements(column)
+    return int(column.nbytes) if elements is None else 4 * len(column) + _size_of(elements)
+
+
+def _elements(column: pa.Array) -> pa.Array | None:
+    """Return the elements of all lists of a column, or the entries of all maps. None for another type."""
+    if pat.is_fixed_size_list(column.type):
+        size = column.type.list_size
+        return column.values.slice(column.offset * size, len(column) * size)
+    if not any(is_kind(column.type) for is_kind in (pat.is_list, pat.is_large_list, pat.is_map)):
+        return None
+    if not len(column):
+        return column.values.slice(0, 0)
+    first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+    return column.values.slice(first, last - first)
 
 
 def _struct_of(batch: pa.RecordBatch, names: Sequence[str]) -> pa.Array:

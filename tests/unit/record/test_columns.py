@@ -9,7 +9,7 @@ import pytest
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
 from spark_kafka_sink.record import arrow
-from spark_kafka_sink.record.arrow import value_offsets
+from spark_kafka_sink.record.arrow import value_offsets, value_size
 from spark_kafka_sink.record.columns import RecordColumns, epoch_ms
 from spark_kafka_sink.record.encoder import columns_size_upper_bound, record_size_upper_bounds
 from spark_kafka_sink.record.headers import with_header, with_missing_header
@@ -70,6 +70,7 @@ def test_only_used_entries_of_a_large_dictionary_are_read(
     chunk = pa.DictionaryArray.from_arrays(pa.array([7, None, 899, 7], pa.int16()), dictionary)
     made = RecordColumns(pa.chunked_array([chunk, chunk.slice(2)])).value
     assert made.to_pylist() == [b"customer-107", None, *[b"customer-999", b"customer-107"] * 2]
+    assert value_size(chunk) == 3 * len("customer-999")
     assert looked_at == []
     empty = pa.DictionaryArray.from_arrays(pa.array([], pa.int8()), dictionary)
     assert RecordColumns(empty).num_rows == 0

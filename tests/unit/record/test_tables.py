@@ -354,6 +354,29 @@ def test_row_larger_than_a_part_is_a_part(monkeypatch: pytest.MonkeyPatch) -> No
     assert [part.num_rows for part in parts] == [1, 1, 1]
 
 
+LONG = [f"a text of the row {row}, too long for a view" for row in range(64)]
+SHARED = {
+    "views": pa.array(LONG, VIEWS[0] if VIEWS else pa.string()),
+    "a dictionary": pa.DictionaryArray.from_arrays(pa.array(range(64), pa.int8()), pa.array(LONG)),
+}
+
+
+@pytest.mark.parametrize("leaf", SHARED)
+def test_formatted_rows_are_not_cut_by_bytes_that_all_slices_share(leaf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a struct with 16 MiB of long views, as those of Polars, or with such a dictionary was written row by row."""
+    column = SHARED[leaf]
+    lists = pa.ListArray.from_arrays(pa.array(range(65), pa.int32()), column)
+    maps = pa.MapArray.from_arrays(pa.array(range(65), pa.int32()), pa.array(["k"] * 64), column)
+    fixed = pa.FixedSizeListArray.from_arrays(column, 1)
+    data = pa.RecordBatch.from_arrays([column, lists, maps, fixed], names=["text", "lists", "maps", "fixed"])
+    monkeypatch.setattr(tables, "PART_BYTES", 4096)
+    table = Table(data, "orders", {"value": data.schema.names}, ["value"])
+    found = [part.num_rows for part in table.parts()]
+    assert sum(found) == 64
+    assert min(found) == max(found) >= 16
+    assert sum(found[:-1]) + found[-1] == len(LONG)
+
+
 def test_reader_that_is_refused_can_still_be_read() -> None:
     reader = pa.table({"payload": ["1", "2"]}).to_reader(max_chunksize=1)
     with pytest.raises(SchemaError):
