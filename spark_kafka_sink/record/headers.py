@@ -128,15 +128,22 @@ def _check_names(names: pa.BinaryArray, ends: Int64Array) -> None:
     data = value_bytes(names)[offsets[0] : offsets[-1]]
     if not len(data) or data.max() < 0x80:  # ASCII: cheap to check
         return
-    try:
-        names.cast(_STRING)
-    except pa.ArrowInvalid:
-        index = next(index for index, name in enumerate(names) if not _is_utf_8(name.as_py()))
-        row = int(np.searchsorted(ends, index, side="right"))
-        raise SerializationError(
-            f"Row {row} has the header key {names[index].as_py()!r} in the column 'headers', which is not UTF-8; the"
-            " names of headers are text."
-        ) from None
+    if _are_utf_8(names):
+        return
+    index = next(index for index, name in enumerate(names) if not _is_utf_8(name.as_py()))
+    row = int(np.searchsorted(ends, index, side="right"))
+    raise SerializationError(
+        f"Row {row} has the header key {names[index].as_py()!r} in the column 'headers', which is not UTF-8; the"
+        " names of headers are text."
+    )
+
+
+def header_lists(array: pa.Array) -> list[list[dict[str, bytes | None]]]:
+    """Return the headers of each row of a column in any layout: `key` and `value` as bytes, None for what is missing.
+    One Python object for each header. Strings may hold any bytes.
+    """
+    headers: list[list[dict[str, bytes | None]]] = _as_headers(array).to_pylist()
+    return headers
 
 
 def misnamed_rows(array: pa.Array) -> tuple[BoolArray, BoolArray]:
@@ -150,10 +157,19 @@ def misnamed_rows(array: pa.Array) -> tuple[BoolArray, BoolArray]:
     faulty = np.zeros((2, len(array)), np.bool_)
     faulty[0, np.searchsorted(ends, unnamed, side="right")] = True
     data = value_bytes(names)
-    if len(data) and data.max() >= 0x80:
+    if len(data) and data.max() >= 0x80 and not _are_utf_8(names):
         wrong = [at for at, name in enumerate(names) if name.is_valid and not _is_utf_8(name.as_py())]
         faulty[1, np.searchsorted(ends, wrong, side="right").astype(np.intp)] = True
     return faulty[0], faulty[1]
+
+
+def _are_utf_8(names: pa.BinaryArray) -> bool:
+    """Return whether all names that are not null are UTF-8."""
+    try:
+        names.cast(_STRING)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _is_utf_8(name: bytes) -> bool:

@@ -45,7 +45,7 @@ from spark_kafka_sink.record.encoder import (
     record_size_upper_bounds,
     tight_record_size_upper_bounds,
 )
-from spark_kafka_sink.record.headers import Header, misnamed_rows
+from spark_kafka_sink.record.headers import Header, header_lists, misnamed_rows
 from spark_kafka_sink.record.tables import HEADERS, KEY, PARTITION, TIMESTAMP, TOPIC, VALUE
 
 Columns: TypeAlias = Mapping[str, pa.Array]
@@ -162,7 +162,7 @@ def contents(columns: Columns, rows: Sequence[Unwritable], rules: SiftRules) -> 
     binary = {name: as_binary(chosen[name], name).to_pylist() for name in (VALUE, KEY, TOPIC) if name in chosen}
     topics = [rules.topic] * len(rows) if rules.topic is not None else [_text(name) for name in binary[TOPIC]]
     partitions = chosen[PARTITION].to_pylist() if PARTITION in chosen else nothing
-    headers = chosen[HEADERS].to_pylist() if HEADERS in chosen else nothing
+    headers = header_lists(chosen[HEADERS]) if HEADERS in chosen else nothing
     times = _times(chosen.get(TIMESTAMP), rules.early_advice)
     found = []
     for index, fault in enumerate(rows):

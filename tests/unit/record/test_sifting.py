@@ -283,6 +283,25 @@ def test_contents_are_kept_as_far_as_they_exist() -> None:
     assert second == RowContent(found[1], None, None, -7, False, None, None, [])
 
 
+def test_headers_of_text_that_is_not_utf_8_are_kept() -> None:
+    """Bug: strings of Spark may hold any bytes. Such a header's name ended the task, although dead letters were on."""
+    raw = pa.array([[{"key": b"a\xff", "value": b"\xfe"}], [{"key": b"b", "value": None}], None], RAW_HEADERS)
+    texts = [each.cast(pa.binary()).view(pa.string()) for each in raw.values.flatten()]
+    column = pa.ListArray.from_arrays(raw.offsets, pa.StructArray.from_arrays(texts, ["key", "value"]))
+    whole = {"value": names("v", "w", "x"), "headers": column}
+    (found,) = unwritable_rows(whole, rules(), None)
+    assert (found.row, found.reason) == (0, "the name of a header is not UTF-8")
+    (content,) = contents(whole, [found], rules())
+    assert content.headers == [("a\ufffd", b"\xfe")]
+
+
+def test_good_names_of_headers_are_not_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: one letter beyond ASCII cost a Python object for each header of the batch."""
+    monkeypatch.setattr("spark_kafka_sink.record.headers._is_utf_8", None)
+    whole = {"value": names("v", "w"), "headers": headers([("ö", b"1"), ("b", None)], None)}
+    assert unwritable_rows(whole, rules(), None) == []
+
+
 @pytest.mark.parametrize("as_type", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
 def test_topics_may_have_any_layout(as_type: pa.DataType) -> None:
     whole = {"value": names("a", "b", "c"), "topic": names("t", None, "ü").cast(as_type)}
