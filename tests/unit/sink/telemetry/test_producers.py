@@ -6,6 +6,9 @@ import math
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider, ObservableCounter
+from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader, NumberDataPoint
+from opentelemetry.sdk.resources import Resource
 from support.fake_clock import FakeClock
 from support.own_telemetry import KeptTelemetry
 from support.scripted_producer import ScriptedPool, ScriptedProducer
@@ -100,3 +103,61 @@ def test_metrics_of_a_new_topic_are_made_later(producer: Counting) -> None:
     clock.advance(FRESH_MS + 1)
     made.observe_new()
     assert values(kept, "compression_rate", "topic") == {("a",): 0.5, ("b",): 0.5}
+
+
+class Forgetful(Counting):
+    """A producer that forgets idle topics, as the real one does after an hour, and then counts from 0 again."""
+
+    records: float | None = None
+    errors = 0.0
+
+    def topic_metrics(self) -> dict[str, dict[str, float]]:
+        if self.records is None:
+            return {}
+        return {"rare": {"record-send-total": self.records, "record-error-total": self.errors}}
+
+
+def test_total_of_a_topic_that_was_forgotten_goes_on() -> None:
+    """Bug: a topic that had no record for an hour counted from 0 again, and receivers of deltas got -56 records."""
+    producer, clock = Forgetful(client_id="c"), FakeClock()
+    sums: dict[str, list[float]] = {}
+    reader = InMemoryMetricReader({ObservableCounter: AggregationTemporality.DELTA})
+    meters = MeterProvider([reader], Resource.get_empty(), shutdown_on_exit=False)
+    pool = ScriptedPool(producer, clock)
+    pool.acquire(ProducerConfig.from_mapping({"bootstrap.servers": "h:1"}))
+    made = ProducerInstruments(meters.get_meter("test"), pool, clock)
+    history: list[tuple[float | None, float]] = [
+        (57.0, 3.0),
+        (57.0, 0.0),
+        (None, 0.0),
+        (1.0, 0.0),
+        (80.0, 2.0),
+        (4.0, 2.0),
+    ]
+    for producer.records, producer.errors in history:
+        clock.advance(FRESH_MS + 1)
+        made.observe_new()
+        data = reader.get_metrics_data()
+        assert data is not None
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+            for point in metric.data.data_points:
+                assert isinstance(point, NumberDataPoint)
+                sums.setdefault(metric.name, []).append(point.value)
+    assert sums["kafka.producer.record_send_total"] == [57.0, 0.0, 1.0, 79.0, 4.0]
+    assert sums["kafka.producer.record_error_total"] == [3.0, 0.0, 0.0, 2.0, 0.0]
+
+
+def test_totals_of_a_producer_that_is_gone_are_dropped() -> None:
+    """A worker makes many producers, one after the other."""
+    clock = FakeClock()
+    pool = ScriptedPool(lambda given: Counting(client_id=given.client_id), clock)
+    made = ProducerInstruments(KeptTelemetry().telemetry.meter, pool, clock)
+    known = []
+    for number in range(3):
+        producer = pool.acquire(ProducerConfig.from_mapping({"bootstrap.servers": "h:1", "client.id": str(number)}))
+        clock.advance(FRESH_MS + 1)
+        made.observe_new()
+        known.append(len(made._totals._known))
+        producer.has_failed = True  # type: ignore[misc]
+        pool.release(producer)
+    assert known == [2, 2, 2]
