@@ -13,13 +13,15 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from spark_kafka_sink.common.batch_report import WrittenPartition
 from spark_kafka_sink.sink.batch_run import NO_QUERY, QueryIds
-from spark_kafka_sink.sink.lineage_facts import Dataset, Field, LineageEvent, Parent, RunFacts
+from spark_kafka_sink.sink.lineage_facts import Dataset, Field, LineageEvent, Parent, RunFacts, sums_by_topic
 from spark_kafka_sink.sink.reports import ids_of
 from spark_kafka_sink.sink.running_query import context_of_thread, running_query
 from spark_kafka_sink.sink.worker import digest, remember, remembered
@@ -41,6 +43,10 @@ _DEFAULT_NAMESPACE: Final = "default"
 _SPARK_SETTING: Final = "spark.openlineage."
 """The begin of the settings that the OpenLineage integration of Spark reads; Airflow sets those of the parent."""
 _KAFKA_PORT: Final = 9092
+_MOST_INPUTS: Final = 250
+"""Of a batch. Spark is asked for each file that a batch reads by name, before the batch begins."""
+_ALL: Final = -1
+"""In place of a partition."""
 _OF_RECORDS: Final = frozenset({"key", "value", "headers", "timestamp"})
 """Columns that are in the topic. `topic` and `partition` only say where a row goes."""
 
@@ -62,7 +68,12 @@ class LineageRun(RunFacts):
     def end(self, report: BatchReport) -> None:
         """Send COMPLETE or FAIL. Raises nothing."""
         ids = QueryIds(report.query_id, report.run_id, report.batch_id, report.query_name)
-        self._send(LineageEvent(self, report.ended_ms, ids, report))
+        small = replace(
+            report,
+            partitions=_by_topic(report.partitions),
+            dead_letter_partitions=_by_topic(report.dead_letter_partitions),
+        )
+        self._send(LineageEvent(self, report.ended_ms, ids, small))
 
     def _send(self, event: LineageEvent) -> None:
         from spark_kafka_sink.sink.lineage_sender import process_sender
@@ -107,7 +118,7 @@ def begin_write(config: SinkConfig, df: DataFrame, batch_id: int | None, began_m
         session = None if context is None else df.sparkSession
         run = _new_run(config, df.schema, owner, _settings_of(session), is_stream=is_stream)
         if context is not None:
-            run = replace(run, inputs=tuple(dict.fromkeys(_inputs(df, context, ids))))
+            run = replace(run, inputs=_first_inputs(_inputs(df, context, ids)))
         run.begin(began_ms, ids)
     except Exception:
         _log_failure()
@@ -155,6 +166,14 @@ def _new_run(
 
 def _log_failure() -> None:
     log.warning("Lineage of a batch is missing; the batch itself does not change", exc_info=True)
+
+
+def _by_topic(places: Iterable[WrittenPartition]) -> tuple[WrittenPartition, ...]:
+    """Return one entry for each topic: many events may wait for a receiver, and a topic may have thousands of
+    partitions.
+    """
+    sums = sums_by_topic(places).items()
+    return tuple(WrittenPartition(topic, _ALL, records, size, -1, -1) for topic, (records, size) in sums)
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------
@@ -219,6 +238,14 @@ def file_dataset(location: str) -> Dataset:
 
 
 # ---- what a batch reads ----------------------------------------------------------------------------------------------
+
+
+def _first_inputs(inputs: Iterator[Dataset]) -> tuple[Dataset, ...]:
+    """Return the first ones, each once."""
+    first = tuple(dict.fromkeys(islice(inputs, _MOST_INPUTS)))
+    if next(inputs, None) is not None:
+        log.info("This batch reads more than %d files: its lineage has the first ones", _MOST_INPUTS)
+    return first
 
 
 def _inputs(df: DataFrame, context: SparkContext, ids: QueryIds) -> Iterator[Dataset]:

@@ -7,7 +7,6 @@ its class, because a message may show a row or a setting.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -23,9 +22,9 @@ from openlineage.client.facet_v2 import (
     schema_dataset,
 )
 
-from spark_kafka_sink.common.batch_report import COMPLETE, FAILED, SKIPPED, BatchReport, WrittenPartition
+from spark_kafka_sink.common.batch_report import COMPLETE, FAILED, SKIPPED, BatchReport
 from spark_kafka_sink.common.version import SOFTWARE_NAME, VERSION
-from spark_kafka_sink.sink.lineage_facts import Field, LineageEvent, RunFacts
+from spark_kafka_sink.sink.lineage_facts import Field, LineageEvent, RunFacts, sums_by_topic
 
 PRODUCER: Final = f"pkg:pypi/{SOFTWARE_NAME}@{VERSION}"
 """A package URL: it names this release wherever its source is."""
@@ -96,20 +95,12 @@ def _outputs(run: RunFacts, report: BatchReport | None) -> list[OutputDataset]:
     written = {} if run.topic is None else {run.topic: (0, 0)}
     if report is None:
         return [_output(run, topic, None, run.fields) for topic in written]
-    written |= _sums(report.partitions)
-    letters = _sums(report.dead_letter_partitions)
+    written |= sums_by_topic(report.partitions)
+    letters = sums_by_topic(report.dead_letter_partitions)
     return [
         *(_output(run, topic, counts, run.fields) for topic, counts in written.items()),
         *(_output(run, topic, counts, ()) for topic, counts in letters.items()),
     ]
-
-
-def _sums(places: Iterable[WrittenPartition]) -> Mapping[str, tuple[int, int]]:
-    sums: dict[str, tuple[int, int]] = {}
-    for each in places:
-        records, size = sums.get(each.topic, (0, 0))
-        sums[each.topic] = (records + each.records, size + each.bytes)
-    return sums
 
 
 def _output(run: RunFacts, topic: str, counts: tuple[int, int] | None, fields: tuple[Field, ...]) -> OutputDataset:

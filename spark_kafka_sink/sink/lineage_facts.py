@@ -6,10 +6,11 @@ Below the modules that find the facts (lineage.py), make events of them (lineage
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spark_kafka_sink.common.batch_report import BatchReport
+from spark_kafka_sink.common.batch_report import BatchReport, WrittenPartition
 from spark_kafka_sink.sink.batch_run import QueryIds
 
 
@@ -52,6 +53,15 @@ class RunFacts:
     inputs: tuple[Dataset, ...] = ()
     parent: Parent | None = None
     root: Parent | None = None
+
+
+def sums_by_topic(places: Iterable[WrittenPartition]) -> Mapping[str, tuple[int, int]]:
+    """Return the records and bytes of each topic."""
+    sums: dict[str, tuple[int, int]] = {}
+    for each in places:
+        records, size = sums.get(each.topic, (0, 0))
+        sums[each.topic] = (records + each.records, size + each.bytes)
+    return sums
 
 
 class LineageEvent(NamedTuple):

@@ -14,11 +14,11 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 from support.fresh_process import run_strictly
 
-from spark_kafka_sink.common.batch_report import BatchReport
+from spark_kafka_sink.common.batch_report import BatchReport, WrittenPartition
 from spark_kafka_sink.sink import lineage
 from spark_kafka_sink.sink.batch_run import QueryIds
 from spark_kafka_sink.sink.lineage import LineageRun, begin_write, file_dataset, kafka_inputs, run_of_format
-from spark_kafka_sink.sink.lineage_facts import Dataset, LineageEvent, Parent
+from spark_kafka_sink.sink.lineage_facts import Dataset, LineageEvent, Parent, sums_by_topic
 from spark_kafka_sink.sink.options import SinkConfig
 
 SCHEMA = StructType([StructField("value", StringType()), StructField("other", StringType())])
@@ -231,6 +231,25 @@ def test_batch_write_reads_the_folders_of_its_plan() -> None:
     assert begin(frame(read)).inputs == (Dataset("file", "/in/a"),)
 
 
+@pytest.mark.usefixtures("spark", "events")
+def test_batch_that_reads_very_many_files_asks_spark_for_the_first_ones(caplog: pytest.LogCaptureFixture) -> None:
+    """Bug: a batch waited for two answers of the JVM for each file that it reads, and its events had them all."""
+    asked: list[int] = []
+
+    class Paths(Scala):
+        def apply(self, place: int) -> Any:
+            asked.append(place)
+            return SimpleNamespace(toString=lambda: f"file:/in/{place}")
+
+    location = SimpleNamespace(rootPaths=lambda: Paths(range(100_000)))
+    read = plan(Leaf("LogicalRelation", relation=Leaf("HadoopFsRelation", location=location)))
+    with caplog.at_level(logging.INFO):
+        inputs = begin(frame(read)).inputs
+    assert inputs == tuple(Dataset("file", f"/in/{place}") for place in range(250))
+    assert len(asked) == 251
+    assert "reads more than 250 files" in caplog.text
+
+
 @pytest.mark.usefixtures("spark")
 def test_plan_of_another_spark_leaves_the_inputs_out(
     events: list[LineageEvent], caplog: pytest.LogCaptureFixture
@@ -282,6 +301,19 @@ def test_end_has_the_ids_and_the_time_of_the_report(events: list[LineageEvent]) 
     report = BatchReport("complete", "at-least-once", 1_000, 2_000, query_id="q", run_id="r", batch_id=4)
     run.end(report)
     assert events == [LineageEvent(run, 2_000, QueryIds("q", "r", 4, None), report)]
+
+
+def test_event_that_waits_has_no_entry_for_each_partition(events: list[LineageEvent]) -> None:
+    """Bug: with a receiver that was down, hundreds of events waited, each with thousands of partitions."""
+    places = [WrittenPartition(topic, each, 2, 30, 5, 6) for topic in ("a", "b") for each in range(1_000)]
+    report = BatchReport("complete", "at-least-once", 1_000, 2_000, partitions=tuple(places))
+    replace(of_format(), wait_s=0).end(replace(report, dead_letter_partitions=tuple(places[:3])))
+    waiting = events[0].report
+    assert waiting is not None
+    assert sums_by_topic(waiting.partitions) == {"a": (2_000, 30_000), "b": (2_000, 30_000)}
+    assert sums_by_topic(waiting.dead_letter_partitions) == {"a": (6, 90)}
+    assert (len(waiting.partitions), len(waiting.dead_letter_partitions)) == (2, 1)
+    assert (waiting.records, waiting.bytes) == (report.records, report.bytes)
 
 
 def test_nothing_of_lineage_is_imported_unless_it_is_switched_on() -> None:
