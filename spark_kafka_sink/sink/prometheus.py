@@ -14,7 +14,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterable, Mapping
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -109,6 +109,13 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__(*arguments, **more)
 
+    def server_bind(self) -> None:
+        """Bind, without the library's look-up of a name for the address: the task waits for it, and nobody reads it."""
+        TCPServer.server_bind(self)
+        host, port = self.server_address[:2]
+        self.server_name, self.server_port = str(host), int(port)
+        self.setup_environ()
+
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
@@ -130,13 +137,19 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
 
 
 def start_server(host: str, port: int, registry: CollectorRegistry) -> MetricsServer:
-    """Serve `registry` in its own thread. Raises OSError if the port is not free."""
+    """Serve `registry` in its own thread. Raises OSError if the port is not free, RuntimeError if the system starts no
+    thread.
+    """
 
     class Server(MetricsServer):
         address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
 
     server = make_server(host, port, make_wsgi_app(registry), Server, _Handler)
-    threading.Thread(target=server.serve_forever, name="kafka-sink-metrics", daemon=True).start()
+    try:
+        threading.Thread(target=server.serve_forever, name="kafka-sink-metrics", daemon=True).start()
+    except BaseException:
+        server.server_close()
+        raise
     return server
 
 
@@ -157,7 +170,7 @@ def serve(pool: ProducerPool, host: str, ports: range) -> None:
         for port in ports:
             try:
                 start_server(host, port, registry)
-            except OSError as error:  # in use, not allowed, or not an address of this machine
+            except (OSError, RuntimeError) as error:  # in use, not allowed, not an address of this machine; no thread
                 refusal = error
                 continue
             log.info("The producers of this process show their metrics at %s, port %d, path /metrics", host, port)

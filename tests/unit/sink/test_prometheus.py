@@ -279,3 +279,27 @@ def test_option_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPa
     )
     with pytest.raises(ConfigError, match=r"pip install 'spark-kafka-sink\[prometheus\]'"):
         SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "metrics.port": "9250"})
+
+
+def test_server_looks_up_no_name(stopping: None, free_ports: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the task waited for a resolver that does not answer, for a name that nobody reads."""
+    looked_up: list[str] = []
+    monkeypatch.setattr(socket, "getfqdn", looked_up.append)
+    serve(pool(), "127.0.0.1", free_ports)
+    assert looked_up == []
+    assert samples(free_ports[0]) == {}
+
+
+def test_system_without_threads_does_not_stop_the_task(
+    free_ports: range, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: the task failed, although its rows do not need the server."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    serve(pool(), "127.0.0.1", free_ports)
+    assert "can't start new thread" in caplog.text
+    with socket.socket() as again:  # the port is free again
+        again.bind(("127.0.0.1", free_ports[0]))
