@@ -108,17 +108,26 @@ class Examination:
             if not cluster.ready:
                 areas = (Area.TOPICS, Area.PERMISSIONS, *_further(config), Area.CLOCK)
                 return found + _unchecked("no broker is reached", *areas)
-            old = brokers.judge_releases(cluster.ready, _options_with_needs(config))
-            found += old + self._topics(config, connections, cluster, is_too_old=bool(old))
             answer = brokers.time_of_brokers(connections, cluster.ready[0], self._limit_ms)
-            return [*found, brokers.judge_clock(answer, self._clock.wall_ms())]
+            now_ms = self._clock.wall_ms()
+            ahead_ms = now_ms - answer if isinstance(answer, int) else 0
+            old = brokers.judge_releases(cluster.ready, _options_with_needs(config))
+            found += old + self._topics(config, connections, cluster, ahead_ms, is_too_old=bool(old))
+            return [*found, brokers.judge_clock(answer, now_ms)]
 
     def _connections(self, config: SinkConfig, *, has_login: bool = True) -> Connections:
         return Connections(config.producer, self._clock, self._rng, has_login=has_login)
 
     def _topics(
-        self, config: SinkConfig, connections: Connections, cluster: brokers.Cluster, *, is_too_old: bool
+        self,
+        config: SinkConfig,
+        connections: Connections,
+        cluster: brokers.Cluster,
+        ahead_ms: int,
+        *,
+        is_too_old: bool,
     ) -> list[Finding]:
+        """`ahead_ms`: how far this machine's clock is ahead of the brokers', as far as they say."""
         contact = cluster.ready[0]
         creations = _creations(config, len(cluster.nodes))
         broker = topics.broker_configs(connections, contact, (topics.AUTO_CREATE,), self._limit_ms)
@@ -140,9 +149,9 @@ class Examination:
             return found
         if is_too_old:
             return found + _unchecked("the brokers are too old for it", Area.EXACTLY_ONCE)
-        return found + self._exactly_once(config, seen, len(cluster.nodes))
+        return found + self._exactly_once(config, seen, len(cluster.nodes), ahead_ms)
 
-    def _exactly_once(self, config: SinkConfig, seen: Mapping[str, Topic], nodes: int) -> list[Finding]:
+    def _exactly_once(self, config: SinkConfig, seen: Mapping[str, Topic], nodes: int, ahead_ms: int) -> list[Finding]:
         prefix = self._prefix(config)
         counts = {name: len(topic.partitions) for name, topic in seen.items() if topic.partitions}
         try:
@@ -162,7 +171,7 @@ class Examination:
         decisions = seen[config.decision_topic]
         found = topics.judge_decision_topic(decisions, nodes, is_prefix_known=answers.is_prefix_known)
         found += topics.judge_permissions(decisions, "decision.topic", ("READ", "WRITE", "DESCRIBE_CONFIGS"))
-        return found + transactions.judge(answers, self._clock.wall_ms())
+        return found + transactions.judge(answers, self._clock.wall_ms() - ahead_ms)
 
     def _prefix(self, config: SinkConfig) -> str | None:
         try:

@@ -142,7 +142,9 @@ def _tried(call: Callable[[], T]) -> T | KafkaError:
 
 
 def judge(found: Transactions, now_ms: int) -> list[Finding]:
-    """`now_ms`: the time of day."""
+    """`now_ms`: the time of day by the brokers, by whose clocks transactions begin. That of this machine if they do not
+    say it.
+    """
     if found.prefix is None:
         why = (
             "not known here: give --checkpoint LOCATION as the query has it, or the option transactional.id.prefix."

@@ -28,7 +28,7 @@ from support.tcp_proxy import TcpProxy
 from support.tls_server import TlsServer, server_context
 
 from spark_kafka_sink.common.clock import SystemClock
-from spark_kafka_sink.doctor import installation
+from spark_kafka_sink.doctor import installation, transactions
 from spark_kafka_sink.doctor.__main__ import main
 from spark_kafka_sink.doctor.examination import Examination
 from spark_kafka_sink.doctor.findings import Area, Finding, Status
@@ -638,3 +638,20 @@ def test_command_has_exit_codes_and_json(planting: Planting, caplog: pytest.LogC
     names = [each["name"] for each in json.loads(out.getvalue())["findings"]]
     assert "topic-missing" in names
     assert caplog.records == []
+
+
+def test_open_transactions_are_judged_by_the_clock_of_the_brokers(
+    planting: Planting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: on a machine whose clock was minutes ahead, each open transaction hung, with the advice to abort it."""
+    judged_at: list[int] = []
+
+    def judge(_: object, now_ms: int) -> list[Finding]:
+        judged_at.append(now_ms)
+        return []
+
+    monkeypatch.setattr(transactions, "judge", judge)
+    planting.cluster.quorum_ahead_ms = -300_000
+    examine(planting, planting.exactly_once())
+    (now_ms,) = judged_at
+    assert 290_000 < SystemClock().wall_ms() - now_ms < 350_000
