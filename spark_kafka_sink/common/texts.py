@@ -53,3 +53,9 @@ def shown(value: object) -> str:
     """
     text = repr(value)
     return "***" if "@" in text else without_logins(text)
+
+
+def for_stream(text: str, stream: object) -> str:
+    """Return the text with an escape, such as \\xfc, in place of each character that the stream cannot write."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

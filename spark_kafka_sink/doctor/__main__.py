@@ -16,7 +16,7 @@ from typing import Final, TextIO
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.texts import one_line
+from spark_kafka_sink.common.texts import for_stream, one_line
 from spark_kafka_sink.doctor import installation
 from spark_kafka_sink.doctor.findings import Area, Finding, has_fault, not_checked, problem
 from spark_kafka_sink.doctor.report import as_json, table
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None) -> i
         out.write(as_json(findings))
     else:
         width = shutil.get_terminal_size((_WIDTH, 0)).columns
-        out.write(table(findings, width, has_signs=_has_signs(out), has_colours=out.isatty()))
+        out.write(for_stream(table(findings, width, has_signs=_has_signs(out), has_colours=out.isatty()), out))
     return FAULT if has_fault(findings) else GOOD
 
 

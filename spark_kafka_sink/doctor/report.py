@@ -57,6 +57,7 @@ def summary(findings: Iterable[Finding]) -> str:
 
 
 def as_json(findings: Sequence[Finding]) -> str:
+    """Return JSON in ASCII, which each terminal and file can take."""
     rows = [
         {
             "area": each.area.value,
@@ -68,7 +69,7 @@ def as_json(findings: Sequence[Finding]) -> str:
         }
         for each in findings
     ]
-    return json.dumps({"format": _FORMAT, "findings": rows}, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps({"format": _FORMAT, "findings": rows}, indent=2) + "\n"
 
 
 def _lines(finding: Finding, sign: str, sign_width: int, column: int, width: int) -> Iterator[str]:

@@ -115,3 +115,19 @@ def test_package_that_does_not_load_is_named(package: str, tmp_path: Path) -> No
     lines = run_script(script, tmp_path, PYTHONIOENCODING="ascii").stdout.splitlines()
     assert lines[-1] == str(FAULT)
     assert next(line.split() for line in lines if "[package-missing]" in line)[:2] == ["X", package]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"]], ids=["table", "json"])
+def test_terminal_without_a_letter_gets_the_findings(options: Path, arguments: list[str]) -> None:
+    """Bug: the command ended with UnicodeEncodeError, and showed nothing."""
+    written = io.BytesIO()
+    out = io.TextIOWrapper(written, "ascii")
+    given = ["--options", str(options), "--option", "topic=größe", "--timeout", "1", *arguments]
+    assert main(given, out) == FAULT
+    out.flush()
+    text = written.getvalue().decode("ascii")
+    if arguments:
+        text = "\n".join(each["seen"] for each in json.loads(text)["findings"])
+        assert "topic='größe'" in text
+    else:
+        assert r"topic='gr\xf6\xdfe'" in text

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 
 import pytest
 
-from spark_kafka_sink.common.texts import Secret, shown, without_logins
+from spark_kafka_sink.common.texts import Secret, for_stream, shown, without_logins
 
 
 def test_secret_is_shown_only_by_reveal() -> None:
@@ -47,3 +48,15 @@ def test_logins_and_queries_of_addresses_are_not_shown(text: str, is_shown_as: s
 )
 def test_refused_value_is_shown_unless_it_may_hold_a_login(value: object, is_shown_as: str) -> None:
     assert shown(value) == is_shown_as
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"),
+    [("ascii", r"gr\xfcn \u2713 \udc80"), ("latin-1", r"grün \u2713 \udc80"), ("utf-8", r"grün ✓ \udc80")],
+)
+def test_character_that_a_stream_cannot_write_is_an_escape(encoding: str, written: str) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding)
+    text = for_stream("grün ✓ \udc80", stream)
+    stream.write(text)
+    assert text == written
+    assert for_stream("grün", io.StringIO()) == "grün"
