@@ -30,13 +30,13 @@ from spark_kafka_sink.common.errors import (
     ProtocolError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
-from spark_kafka_sink.common.texts import one_line
+from spark_kafka_sink.common.texts import for_stream, one_line
 from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED
 from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.exactly_once.advice import name_of_query, operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect, create_decision_topic
 from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, prefix_of
-from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver, PrefixRecords
 from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
 from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
 from spark_kafka_sink.sink.properties_file import PropertiesFile, read_properties
@@ -79,7 +79,7 @@ class Operator:
         open. Raises IllegalStateError if transactions are open and nothing was decided: the decision may be in another
         topic.
         """
-        cluster = self._cluster(prefix)
+        cluster = self._used(prefix)
         if left := [name for name in self._ongoing(prefix) if name != driver_id(prefix)]:
             self._fenced(cluster, prefix)  # no driver decides after this, and no unfinished decision blocks the read
             if cluster.last_decision() is None:
@@ -92,7 +92,7 @@ class Operator:
 
     def abort(self, prefix: str) -> None:
         """Abort undecided transactions. Raises IllegalStateError if a decided batch is not committed yet."""
-        _check_finished(self._cluster(prefix).last_decision(), prefix)
+        _check_finished(self._used(prefix).last_decision(), prefix)
         self._settle(prefix)
 
     def accept(self, prefix: str) -> None:
@@ -102,7 +102,7 @@ class Operator:
         Raises IllegalStateError if nothing was decided, and if a coordinator did not say what became of a
         transaction, or may not be asked.
         """
-        cluster = self._cluster(prefix)
+        cluster = self._used(prefix)
         driver = self._fenced(cluster, prefix)
         last = cluster.last_decision()
         if last is None:
@@ -174,7 +174,7 @@ class Operator:
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _say(self, line: str) -> None:
-        print(line, file=self._out)
+        print(for_stream(line, self._out), file=self._out)
 
     def _settle(self, prefix: str) -> None:
         batch_start = self._driver(prefix).begin()
@@ -195,6 +195,20 @@ class Operator:
             )
         leaves_nothing = is_free or is_one_off(prefix)
         return KafkaDriverCluster(self._client, self._config, prefix, is_one_off=leaves_nothing, has_tasks=False)
+
+    def _used(self, prefix: str) -> KafkaDriverCluster:
+        """Raises IllegalStateError also for a prefix that nothing is known of. It may be misspelt, and the batch of the
+        right one would go on to its timeout.
+        """
+        cluster, name = self._cluster(prefix), driver_id(prefix)
+        is_known = cluster.describe([name])[name] is not None
+        if not is_known and cluster.last_records() == PrefixRecords(None, None) and not self._open(prefix):
+            raise IllegalStateError(
+                f"Nothing is known of transactional.id.prefix={prefix!r}: the brokers know no driver of it, and"
+                f" {cluster.place.topic} has no record of it. Nothing was changed. See the prefixes that are known:"
+                " python -m spark_kafka_sink.transactions list --bootstrap-servers HOST:PORT"
+            )
+        return cluster
 
     def _driver(self, prefix: str) -> ExactlyOnceDriver:
         return ExactlyOnceDriver(prefix, self._cluster(prefix), self._wall_ms, is_operator=True)
@@ -329,28 +343,29 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
         file = None if options.properties is None else _properties(options.properties)
         settings = ({} if file is None else _of_cluster(file)) | given
         config = SinkConfig.from_options({**settings, "delivery.guarantee": EXACTLY_ONCE})
+        prefix = config.transactional_id_prefix  # without blanks around it, as the query has it
         if options.command != "list" and not options.yes:
-            question = _QUESTIONS[options.command].format(prefix=options.prefix)
-            print(
+            question = _QUESTIONS[options.command].format(prefix=prefix)
+            text = (
                 f"{question} Stop its query first: a batch under way fails. Its decisions are looked for in"
-                f" {config.decision_topic}.",
-                file=out,
+                f" {config.decision_topic}."
             )
+            print(for_stream(text, out), file=out)
             try:
-                answer = ask(f"Type {options.prefix} to go on: ").strip()
+                answer = ask(for_stream(f"Type {prefix} to go on: ", out)).strip()
             except EOFError:
                 answer = ""
                 print("There is no input to read an answer from: --yes goes on without asking.", file=out)
-            if answer != options.prefix:
+            if answer != prefix:
                 print("Nothing was changed.", file=out)
                 return 1
         with connect(config.producer) as client:
             operator = Operator(client, config, out, SystemClock().wall_ms)
-            getattr(operator, _METHODS.get(options.command, options.command))(options.prefix)
+            getattr(operator, _METHODS.get(options.command, options.command))(prefix)
     except KafkaError as error:
         place = "" if file is None or error.setting in given else file.place(error.setting)
         text = f"{type(error).__name__}: {error}{place}"  # it may hold a record of another writer
-        print("".join(each if each.isprintable() else "?" for each in text), file=out)
+        print(for_stream("".join(each if each.isprintable() else "?" for each in text), out), file=out)
         return 1
     return 0
 

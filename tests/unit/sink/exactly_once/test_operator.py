@@ -159,6 +159,7 @@ def test_foreign_records_hide_no_decision(bench: OperatorBench) -> None:
 
 
 def test_accept_without_a_decision_is_refused(bench: OperatorBench) -> None:
+    bench.driver.begin()
     with pytest.raises(IllegalStateError, match="No batch of orders is decided"):
         bench.operator.accept(PREFIX)
 
@@ -883,7 +884,7 @@ def test_adopt_is_refused_while_transactions_are_open(bench: OperatorBench) -> N
 
 @pytest.mark.parametrize("command", ["finish", "abort", "accept", "forget", "adopt"])
 def test_command_for_an_unused_prefix_leaves_it_usable(bench: OperatorBench, command: str) -> None:
-    with contextlib.suppress(IllegalStateError):  # of accept: there is nothing to accept
+    with contextlib.suppress(IllegalStateError):  # only adopt has something to do
         getattr(bench.operator, command)(PREFIX)
     assert bench.driver.begin().last_batch_id is None
 
@@ -891,6 +892,7 @@ def test_command_for_an_unused_prefix_leaves_it_usable(bench: OperatorBench, com
 def test_command_for_a_write_without_a_prefix_leaves_no_record(bench: OperatorBench) -> None:
     """No write uses such a prefix again."""
     prefix = pool_name(3)
+    bench.raw.begin(f"{prefix}/driver")
     for command in ("finish", "abort", "forget"):
         getattr(bench.operator, command)(prefix)
     place = KafkaDriverCluster(bench.coordinator, CONFIG, prefix).place
@@ -918,3 +920,42 @@ def test_any_error_is_one_line_without_control_characters(
     monkeypatch.setattr(operator, "connect", refuse)
     assert main(["list", "--bootstrap-servers", "broker-0:9092"]) == 1
     assert capsys.readouterr().out == "KafkaTimeoutError: ?[2J?All is well.\n"
+
+
+def test_terminal_without_a_letter_gets_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the command ended with UnicodeEncodeError, perhaps after it had changed something."""
+    bench = OperatorBench()
+    written = io.BytesIO()
+    out = io.TextIOWrapper(written, "ascii", write_through=True)
+    monkeypatch.setattr(operator, "connect", lambda _: bench.coordinator)
+    monkeypatch.setattr(bench.coordinator, "close", lambda: None)
+    arguments = ["list", "--prefix", "größe", "--bootstrap-servers", "broker-0:9092"]
+    assert main(arguments, out) == 0
+    assert written.getvalue().startswith(rb"No decision of gr\xf6\xdfe in ")
+
+
+@pytest.mark.parametrize("command", ["finish", "abort", "accept", "forget"])
+@pytest.mark.parametrize("prefix", ["order", pool_name(3)])
+def test_command_for_a_misspelt_prefix_is_refused_and_leaves_nothing(
+    bench: OperatorBench, command: str, prefix: str
+) -> None:
+    """Bug: the command said that nothing was decided, and the batch of the right prefix timed out."""
+    bench.decide(0)
+    records = len([*bench.cluster.log(*bench.cluster_of_driver.place).records()])
+    with pytest.raises(IllegalStateError, match=f"Nothing is known of transactional.id.prefix='{prefix}'"):
+        getattr(bench.operator, command)(prefix)
+    assert bench.coordinator.transactions.describe_transactions(
+        [f"{prefix}/driver"], bench.coordinator.timer(1_000)
+    ) == {f"{prefix}/driver": None}
+    assert len([*bench.cluster.log(*bench.cluster_of_driver.place).records()]) == records
+
+
+def test_blanks_around_a_prefix_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the option. Bug: the command looked for a prefix that no query can have, and found nothing to do."""
+    bench = OperatorBench()
+    bench.decide(0)
+    monkeypatch.setattr(operator, "connect", lambda _: bench.coordinator)
+    monkeypatch.setattr(bench.coordinator, "close", lambda: None)
+    arguments = ["finish", "--prefix", f" {PREFIX} ", "--yes", "--bootstrap-servers", "h:9092"]
+    assert main(arguments, io.StringIO()) == 0
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
