@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -87,9 +88,19 @@ def room(module: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports(path: Path) -> tuple[tuple[str, bool], ...]:
     """(imported module, whether only for type checking)."""
-    tree = ast.parse(path.read_text())
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[str, bool]]:
+    tree = parsed(path)
     typing_only: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
@@ -192,7 +203,7 @@ def test_only_the_producer_starts_a_thread_but_for_slow_logins() -> None:
     starters = [
         dotted(path)
         for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in {"threading.Thread", "Thread", "ThreadPoolExecutor", "threading.Timer"}
         and room(dotted(path)) not in {ROOM_THAT_STARTS_THREADS, "local"}
@@ -215,7 +226,7 @@ def test_only_loop_owners_read_the_clock() -> None:
 def definitions() -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, int]]:
     """Return (module and name, definition, lines) of each class and function."""
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 assert node.end_lineno is not None
                 yield f"{dotted(path)}.{node.name}", node, node.end_lineno - node.lineno + 1
@@ -243,9 +254,8 @@ def test_file_of_more_than_700_lines_says_why() -> None:
     """Its docstring must have a sentence with "700 lines"."""
     unexplained = []
     for path in modules():
-        text = path.read_text()
-        head = ast.get_docstring(ast.parse(text)) or ""
-        if len(text.splitlines()) > LINES_OF_A_LONG_FILE and f"{LINES_OF_A_LONG_FILE} lines" not in head:
+        head = ast.get_docstring(parsed(path)) or ""
+        if len(path.read_text().splitlines()) > LINES_OF_A_LONG_FILE and f"{LINES_OF_A_LONG_FILE} lines" not in head:
             unexplained.append(dotted(path))
     assert unexplained == []
 
