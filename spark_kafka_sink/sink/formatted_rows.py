@@ -197,7 +197,9 @@ def _with_bytes(names: tuple[Any, ...], cells: Sequence[Any], encoded: Mapping[s
 
 
 def _fixed(value: Any) -> Any:
-    """Return a value that does not change when its owner changes a list, dict or bytearray in it."""
+    """Return a value that does not change when its owner changes a list, dict or bytearray in it. An object of a
+    user-defined type becomes what Spark stores it as, which is what a task gets by columns.
+    """
     kind = type(value)
     if kind in _FIXED:
         return value
@@ -207,7 +209,10 @@ def _fixed(value: Any) -> Any:
         return {key: _fixed(each) for key, each in value.items()}
     if isinstance(value, tuple):
         return value if _FIXED.issuperset(map(type, value)) else _fixed_tuple(value)
-    return [_fixed(each) for each in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_fixed(each) for each in value]
+    user_defined = getattr(kind, "__UDT__", None)  # as PySpark finds the type of an object
+    return value if user_defined is None else _fixed(user_defined.serialize(value))
 
 
 def _fixed_tuple(value: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType, UserDefinedType
 from support.scripted_producer import ScriptedPool, ScriptedProducer
 
 from spark_kafka_sink.common.errors import KafkaError, SchemaError, SerializationError
@@ -162,6 +163,40 @@ def test_a_row_without_a_column_that_has_a_format_is_refused(row: Any) -> None:
         bench.written([Row(key=None, value=None), row])
     with pytest.raises(SchemaError, match="no column key in row 1"):
         bench.writer.finish()
+
+
+class PlaceType(UserDefinedType):
+    """A type of a user, stored as a struct."""
+
+    @classmethod
+    def sqlType(cls) -> StructType:  # noqa: N802 - PySpark's
+        return NAMES
+
+    def serialize(self, obj: Place) -> tuple[int, str]:
+        return obj.a, obj.b
+
+
+@dataclass
+class Place:
+    a: int
+    b: str
+    __UDT__: ClassVar[PlaceType] = PlaceType()
+
+
+def test_a_user_defined_type_is_what_it_is_stored_as() -> None:
+    """Bug: Spark hands rows the user's own objects, and they were refused. By columns they are written."""
+    kinds = StructType([StructField("one", PlaceType()), StructField("more", ArrayType(PlaceType()))])
+    bench = Bench(schema=StructType([StructField("value", kinds)]), value_format="json")
+    place = Place(1, "x")
+
+    def rows() -> Iterator[Row]:
+        yield Row(value=Row(one=place, more=[place, None]))
+        place.a = 2
+        yield Row(value=Row(one=None, more=None))
+
+    bench.writer.write(rows())
+    bench.writer.finish()
+    assert bench.rows() == [(b'{"one":{"a":1,"b":"x"},"more":[{"a":1,"b":"x"},null]}',), (b"{}",)]
 
 
 def test_a_row_that_does_not_fit_its_schema_is_named() -> None:
