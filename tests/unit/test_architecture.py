@@ -55,7 +55,10 @@ METRICS_SERVER = "spark_kafka_sink.sink.prometheus"
 """Serves Prometheus in its own thread, without a connection to Kafka."""
 LIMITS = "spark_kafka_sink.sink.limits."
 """Its connections are between tasks and the driver's machine, none to Kafka. `server` is a process of its own."""
-BESIDE_KAFKA = {("socket", METRICS_SERVER), ("socket", f"{LIMITS}conversation"), ("socket", f"{LIMITS}driver")}
+BESIDE_KAFKA = {
+    ("socket", METRICS_SERVER),
+    *(("socket", LIMITS + each) for each in ("conversation", "driver", "server")),
+}
 LINEAGE_SENDER = "spark_kafka_sink.sink.lineage_sender"
 """Sends events of OpenLineage in its own thread, so that no batch waits for their receiver."""
 TELEMETRY_EXPORTS = "spark_kafka_sink.sink.telemetry.exports"

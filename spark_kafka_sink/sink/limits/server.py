@@ -16,6 +16,7 @@ import json
 import os
 import resource
 import secrets
+import socket
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,6 +29,15 @@ from spark_kafka_sink.sink.limits.conversation import GO, LONGEST_LINE, WAIT, pr
 
 TICK_S: Final = 1.0
 PROOF_S: Final = 5.0
+KEEP_ALIVE: Final = (
+    ("TCP_KEEPIDLE", 60),
+    ("TCP_KEEPALIVE", 60),
+    ("TCP_KEEPINTVL", 15),
+    ("TCP_KEEPCNT", 4),
+)
+"""After a minute of silence the system asks the other machine, and gives it up after another minute. The second name is
+that of macOS for the first one.
+"""
 
 
 class BudgetServer:
@@ -92,6 +102,7 @@ class Conversation(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        _keep_alive(transport.get_extra_info("socket"))
         self.say(self._number)
         self._server.loop.call_later(PROOF_S, self._end_without_proof)
 
@@ -124,6 +135,17 @@ class Conversation(asyncio.Protocol):
     def _end_without_proof(self) -> None:
         if not self._is_trusted:
             self._transport.abort()
+
+
+def _keep_alive(connection: Any) -> None:
+    """Let the system close the connection when the machine of the task is gone: a task that computes its rows says
+    nothing for hours, and a machine without power does not say that it is gone.
+    """
+    with suppress(OSError):  # some systems refuse it for a connection that was lost meanwhile
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEP_ALIVE:
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def process_start(pid: int) -> str | None:

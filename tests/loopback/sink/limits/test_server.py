@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pickle
@@ -27,7 +28,7 @@ from spark_kafka_sink.common.texts import Secret
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
-from spark_kafka_sink.sink.limits import driver
+from spark_kafka_sink.sink.limits import driver, server
 from spark_kafka_sink.sink.limits.budget import MOST_AHEAD
 from spark_kafka_sink.sink.limits.conversation import Conversation, LimitServer, proof
 from spark_kafka_sink.sink.limits.server import process_start
@@ -299,3 +300,32 @@ def test_an_address_of_another_machine_is_an_error_with_its_reason() -> None:
 def test_a_planning_worker_without_a_local_directory_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"write\.max\.records\.per\.second"):
         driver.with_server_of_planners(CONFIG, {})
+
+
+def test_connection_to_a_machine_that_is_gone_is_noticed() -> None:
+    """Bug: nothing was sent to a task that computed its rows. If its machine lost power, its connection stayed as long
+    as the driver, and after weeks the server could take no task any more.
+    """
+
+    async def options() -> list[int]:
+        loop = asyncio.get_running_loop()
+        made: list[server.Conversation] = []
+        budgets = server.BudgetServer("secret", SystemClock(), loop)
+
+        def make() -> server.Conversation:
+            made.append(server.Conversation(budgets))
+            return made[-1]
+
+        listener = await loop.create_server(make, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+        await reader.readline()
+        own = made[0]._transport.get_extra_info("socket")
+        found = [own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)]
+        found += [own.getsockopt(socket.IPPROTO_TCP, option) for option in (socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)]
+        writer.close()
+        await writer.wait_closed()
+        listener.close()
+        await listener.wait_closed()
+        return found
+
+    assert asyncio.run(options()) == [1, 15, 4]
