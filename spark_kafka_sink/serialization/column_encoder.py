@@ -181,10 +181,12 @@ def _encoded_by_python(form: int, plan: Plan, prefix: bytes, column: pa.Array, m
             except BadValue as bad:
                 del output[start:]
                 bad_rows.append(BadRow(row, bad.node.path, bad.reason))
-            if len(output) > most and row > 0:
+            if len(output) > (most if row > 0 else MAX_COLUMN_BYTES):
                 del output[start:]
                 valid[row >> 3] &= ~(1 << (row & 7))
-                break
+                if row > 0:
+                    break
+                bad_rows.append(BadRow(row, plan.nodes[0].path, TOO_LONG))
         offsets.append(len(output))
     buffers = [pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(output)]
     return EncodedColumn(pa.Array.from_buffers(BINARY, len(offsets) - 1, buffers), tuple(bad_rows))

@@ -11,8 +11,8 @@ from support.generated_columns import random_array, random_struct
 from support.without_kernel import without_kernel
 
 from spark_kafka_sink.record.kernel import has_kernel
-from spark_kafka_sink.serialization import python_rows
-from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
+from spark_kafka_sink.serialization import column_encoder, python_rows
+from spark_kafka_sink.serialization.column_encoder import TOO_LONG, ColumnEncoder
 from spark_kafka_sink.serialization.column_format import FormatSettings
 from spark_kafka_sink.serialization.plan import Node
 from spark_kafka_sink.serialization.python_rows import json_string
@@ -95,6 +95,22 @@ def test_both_find_the_same_bad_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert encoded.bad_rows == expected.bad_rows
         assert encoded.values.to_pylist() == expected.values.to_pylist()
         assert len(encoded.bad_rows) == 9
+
+
+@BOTH
+def test_both_refuse_a_row_above_the_limit_of_offsets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: without the kernel such a row was an OverflowError, which no setting passes over."""
+    monkeypatch.setattr(column_encoder, "MAX_COLUMN_BYTES", 4096)
+    column = pa.array([{"a": "x" * 5000}, {"a": "y"}, {"a": "x" * 3000}])
+    encoder = ColumnEncoder(column_format(FormatSettings("value", name), column.type), column.type)
+    for first, is_refused in ((0, True), (1, False), (2, False)):
+        expected = without_kernel(encoder, column.slice(first), 1 << 20, monkeypatch)
+        encoded = encoder.encode(column.slice(first), 1 << 20)
+        assert encoded.bad_rows == expected.bad_rows
+        assert [(bad.row, bad.path, bad.reason) for bad in encoded.bad_rows] == [(0, "value", TOO_LONG)] * is_refused
+        count = min(len(encoded.values), len(expected.values))
+        assert encoded.values.slice(0, count) == expected.values.slice(0, count)
+        assert encoded.values.slice(0, 1).null_count == is_refused
 
 
 def test_slice_of_lists_reads_no_elements_of_other_slices(monkeypatch: pytest.MonkeyPatch) -> None:
