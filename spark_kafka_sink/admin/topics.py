@@ -157,7 +157,7 @@ class TopicCreation:
         try:
             has_come = self._client.await_metadata_update(timer)
         except (InvalidTopicError, ProtocolError):
-            self._metadata.remove_topic(topic)  # else each later request would fail, or be answered with its error
+            self.forget(topic)  # else each later request would fail, or be answered with its error
             raise
         if not has_come:
             why = self._metadata.connection_failure or "No answer came."
@@ -165,6 +165,10 @@ class TopicCreation:
                 f"Topic {topic} was not looked up within {timer.timeout_ms} ms. Last: {why}", topic=topic
             )
         return len(self._metadata.fetch().partitions_for_topic(topic))
+
+    def forget(self, topic: str) -> None:
+        """Ask no more for this topic. The client asks for every other one that it was ever asked about."""
+        self._metadata.remove_topic(topic)
 
     def ensure(self, topic: str, partitions: int, most_replicas: int, configs: Mapping[str, str], timer: Timer) -> int:
         """Return the topic's number of partitions. Create a missing topic first, with `most_replicas` replicas or as

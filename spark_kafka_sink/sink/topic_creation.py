@@ -45,15 +45,22 @@ def create_missing_topic(config: SinkConfig) -> None:
         return
     with process_client(config.producer) as (client, timer):
         try:
-            is_new = client.creation.create_missing(
-                topic, wanted.partitions, wanted.replication_factor, dict(wanted.configs), timer
-            )
-        except KafkaError as error:
-            raise _advised(error, topic) from error
-        if is_new:
-            log.info("Topic %s did not exist, and was created: %s", topic, wanted)
-        else:
-            _compare(client, topic, wanted, timer)
+            _create(client, topic, wanted, timer)
+        finally:
+            client.creation.forget(topic)  # a driver may write to ever new topics
+
+
+def _create(client: ClusterClient, topic: str, wanted: RequestedTopic, timer: Timer) -> None:
+    try:
+        is_new = client.creation.create_missing(
+            topic, wanted.partitions, wanted.replication_factor, dict(wanted.configs), timer
+        )
+    except KafkaError as error:
+        raise _advised(error, topic) from error
+    if is_new:
+        log.info("Topic %s did not exist, and was created: %s", topic, wanted)
+    else:
+        _compare(client, topic, wanted, timer)
 
 
 def _advised(error: KafkaError, topic: str) -> KafkaError:

@@ -85,9 +85,11 @@ def read_limits(creation: TopicCreation, topic: str, timer: Timer) -> TopicLimit
     try:
         creation.count(topic, timer)  # its answer may be that to an earlier request, which did not name the topic
         count = creation.count(topic, timer)
+        return TopicLimits(count, _max_message_bytes(creation, topic, timer)) if count else TopicLimits()
     except InvalidTopicError:
         return TopicLimits(is_invalid=True)
-    return TopicLimits(count, _max_message_bytes(creation, topic, timer)) if count else TopicLimits()
+    finally:
+        creation.forget(topic)  # rows may name thousands, and each request would ask for all of them
 
 
 def _max_message_bytes(creation: TopicCreation, topic: str, timer: Timer) -> int | None:

@@ -59,6 +59,14 @@ def test_producer_writes_to_the_topic_that_the_driver_has_created(server: Script
     assert sent.result().topic == "orders"
 
 
+def test_topics_of_earlier_writes_are_not_asked_for_again(server: ScriptedServer, configure: Configure) -> None:
+    """Bug: the driver's client asked for each topic that it had ever created, at every write."""
+    for number in range(4):
+        create_missing_topic(configure(20_000, f"orders-{number}"))
+    asked = [len(exchange.request.topics or ()) for exchange in server.cluster.requests_of(ApiKey.METADATA)]
+    assert max(asked) == 1
+
+
 def test_brokers_that_never_create_it_cost_max_block_ms(server: ScriptedServer, configure: Configure) -> None:
     server.cluster.on(ApiKey.CREATE_TOPICS, faults.fail_with(NOT_CONTROLLER), times=None)
     with pytest.raises(KafkaTimeoutError, match=r"neither found nor created within 2000 ms\. .*not the controller"):

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from support.coordinator_bench import CoordinatorBench
 from support.fake_clock import FakeClock
 
 from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.common.errors import KafkaTimeoutError
+from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.sifting import TopicLimits
 from spark_kafka_sink.sink.topic_limits import TopicLimitsCache, read_limits
 
@@ -83,12 +85,28 @@ class Creation:
     def configs(self, topic: str, names: Sequence[str], timer: object) -> dict[str, str | None]:
         return {"max.message.bytes": "5000"}
 
+    def forget(self, topic: str) -> None:
+        pass
+
 
 @pytest.mark.parametrize("earlier", [0, 3])
 def test_an_answer_on_its_way_is_not_the_newest(earlier: int) -> None:
     """Bug: the limits of a topic that was new to the client were not known, and a record was sent that is too large."""
     creation: Any = Creation(earlier, 4)
     assert read_limits(creation, "t", Timer(FakeClock(), 1_000)) == TopicLimits(4, 5_000)
+
+
+def test_topics_of_earlier_rows_are_not_asked_for_again() -> None:
+    """Bug: each request named every topic that any row had named before. For a thousand topics brokers and worker
+    described a million.
+    """
+    bench = CoordinatorBench(node_count=1)
+    for number in range(6):
+        bench.cluster.create_topic(f"orders-{number}", 2)
+        found = read_limits(bench.coordinator.creation, f"orders-{number}", bench.timer())
+        assert found.partitions == 2
+    asked = [len(exchange.request.topics or ()) for exchange in bench.asked(ApiKey.METADATA)]
+    assert max(asked) == 1
 
 
 def test_brokers_that_cannot_be_asked_fail_the_task(clock: FakeClock) -> None:
