@@ -26,18 +26,22 @@ returns NOT_TAKEN, HAS_ROOM or IS_FULL. `taker.rows` and `taker.size` are the ro
 from __future__ import annotations
 
 import logging
+import platform
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from spark_kafka_sink.record.arrow import value_bytes, value_offsets
 
-if TYPE_CHECKING:
-    pass
-
-
 log = logging.getLogger(__name__)
+
+if sys.byteorder != "little":  # kernel, numpy code and decimals read numbers as Arrow has them on the others
+    raise ImportError(
+        f"spark_kafka_sink does not run on this processor ({platform.machine()}): it is big-endian, and the numbers in"
+        " records would be wrong. Use a machine with x86-64 or ARM64."
+    )
 
 
 def column_buffers(column: pa.BinaryArray | None) -> tuple[Any, Any, Any, int]:

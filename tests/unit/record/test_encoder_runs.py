@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import random
+import runpy
 import shutil
+import sys
 import sysconfig
 import tracemalloc
 from typing import Any
@@ -52,6 +54,13 @@ def test_reason_for_a_missing_kernel_is_logged(
     assert "numpy encodes the records" in record.getMessage()
     if level == "WARNING":  # bug: the cause and what it means stood in each other's place
         assert record.getMessage().startswith("The compiled kernel does not load: GLIBC_2.38 not found. Install")
+
+
+def test_big_endian_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug: the compiler made a kernel there, and the kernel would have written wrong numbers without an error."""
+    monkeypatch.setattr(sys, "byteorder", "big")
+    with pytest.raises(ImportError, match=r"^spark_kafka_sink does not run on this processor \(.+\): it is big-endian"):
+        runpy.run_path(str(kernel.__file__))
 
 
 def some(rng: random.Random, rows: int, longest: int, nulls: float) -> list[bytes | None]:
