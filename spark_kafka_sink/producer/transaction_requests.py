@@ -455,13 +455,17 @@ class TransactionQueue:
     delay.
     """
 
-    def __init__(self, retry_backoff: ExponentialBackoff, lock: threading.RLock, pending: PendingOperation) -> None:
+    def __init__(
+        self, transactional_id: str, retry_backoff: ExponentialBackoff, lock: threading.RLock, pending: PendingOperation
+    ) -> None:
+        self._transactional_id = transactional_id
         self.in_flight: TransactionRequest | None = None
         self._retry_backoff = retry_backoff
         self._lock = lock
         self._pending = pending
         self._waiting: list[TransactionRequest] = []
         self._coordinators: dict[tuple[int, str], Node] = {}
+        self._said: list[tuple[int, str]] = []
 
     def __contains__(self, request: TransactionRequest) -> bool:
         return request in self._waiting
@@ -558,10 +562,24 @@ class TransactionQueue:
             request=next_.request,
             node=node,
             take=lambda: self.take(next_),
-            answered=lambda body, node_id, answered_ms: answered(next_, body, node_id, answered_ms),
+            answered=lambda *answer: self._then_log(lambda: answered(next_, *answer)),
             refused=refused,
-            unreachable=lambda: self.unreachable(next_, node, now_ms),
+            unreachable=lambda: self._then_log(lambda: self.unreachable(next_, node, now_ms)),
         )
+
+    def say(self, level: int, line: str) -> None:
+        """Log a line of the Sender, once it has released the lock. A log handler may send through the producer, and
+        need the lock while another thread waits for the handler.
+        """
+        self._said.append((level, line))
+
+    def _then_log(self, handle: Callable[[], None]) -> None:
+        try:
+            handle()
+        finally:
+            said, self._said = self._said, []
+            for level, line in said:
+                log.log(level, "%s: %s", self._transactional_id, line)
 
     def take(self, request: TransactionRequest) -> bool:
         """Take `request` out, to send it. Return False if another thread has withdrawn it."""
@@ -591,7 +609,7 @@ class TransactionQueue:
             backoff_ms = min(backoff_ms, COORDINATOR_BACKOFF_MS << min(request.attempts, 10))
         request.attempts += 1
         request.not_before_ms = now_ms + backoff_ms
-        log.debug("Sending %r again in %d ms (error code %d)", request.request, backoff_ms, error_code)
+        self.say(logging.DEBUG, f"sending {request.request!r} again in {backoff_ms} ms (error code {error_code})")
         if request not in self._waiting:
             self.add(request)
 

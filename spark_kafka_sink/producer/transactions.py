@@ -251,8 +251,7 @@ class TransactionManager:
     `finalized_feature` returns the cluster's level of a feature. From transaction.version 2 on (KIP-890) brokers add
     partitions by themselves, and every transaction has its own epoch.
 
-    A `begin_...` that is called again with the same arguments returns the same result until its caller has got the
-    outcome.
+    A `begin_...` called again with the same arguments returns the same result until its caller has the outcome.
     """
 
     def __init__(
@@ -270,7 +269,7 @@ class TransactionManager:
         self._lock = threading.RLock()
         self.sends = JoinedSends(self.machine, self._lock)
         self.pending = PendingOperation()
-        self._queue = TransactionQueue(retry_backoff, self._lock, self.pending)
+        self._queue = TransactionQueue(transactional_id, retry_backoff, self._lock, self.pending)
         self._current = CurrentTransaction()
         self._lacks_epoch = False
         """The coordinator refused an epoch until an abort: the next abort asks for it."""
@@ -421,9 +420,10 @@ class TransactionManager:
         with self._lock:
             if self.sends.has_tables and self.machine.may_become_abortable:
                 self._to_abortable(ProducerClosedError("The producer was closed while a table was being written."))
-            if self.machine.state in {State.IN_TRANSACTION, State.ABORTABLE_ERROR}:
-                log.info("%s: aborting the open transaction, because the producer closes", self.transactional_id)
-                self.begin_abort()
+            if self.machine.state not in {State.IN_TRANSACTION, State.ABORTABLE_ERROR}:
+                return
+            self.begin_abort()
+        log.info("%s: aborting the open transaction, because the producer closes", self.transactional_id)
 
     # ---- batches: the Sender and the accumulator -------------------------------------------------------------------
 
@@ -578,7 +578,7 @@ class TransactionManager:
             self._current.last_refusal = self.pending.last_refusal = error
             self._queue.again(request, refusal.error_code, now_ms)
             if request.attempts % ATTEMPTS_BEFORE_A_WARNING == 0:
-                log.warning("%s: attempt %d was refused: %s", self.transactional_id, request.attempts, error)
+                self._queue.say(logging.WARNING, f"attempt {request.attempts} was refused: {error}")
         elif self._may_initialize_again(request, error):
             pass
         elif action is Action.ABORT and self.machine.is_lost and not is_end:
@@ -618,7 +618,7 @@ class TransactionManager:
 
     def _on_initialized(self, body: Message, result: OperationResult) -> None:
         self.identity.adopt(body)
-        log.info("%s: producer id %d, epoch %d", self.transactional_id, *self.identity.producer)
+        self._queue.say(logging.INFO, "producer id {}, epoch {}".format(*self.identity.producer))
         self._current.forget()
         self._lacks_epoch = False
         self.machine.move_to(State.READY)

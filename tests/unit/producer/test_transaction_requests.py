@@ -442,7 +442,7 @@ def lookup() -> TransactionRequest:
 @pytest.fixture
 def queue() -> TransactionQueue:
     return TransactionQueue(
-        ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)), threading.RLock(), PendingOperation()
+        "id", ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)), threading.RLock(), PendingOperation()
     )
 
 

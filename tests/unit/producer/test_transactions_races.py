@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable
 
 import pytest
 from support.producer_harness import TOPIC
+from support.scripted_broker import faults
 from support.transaction_harness import GROUP, PLACE, TransactionHarness
 from support.transaction_steps import OFFSETS
 
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
     BufferExhaustedError,
+    ConcurrentTransactionsError,
     IllegalStateError,
     KafkaError,
     ProducerClosedError,
@@ -261,3 +264,34 @@ def test_a_commit_fails_with_a_send_that_a_close_ends(monkeypatch: pytest.Monkey
     harness.producer.sender.run()
     assert harness.coordinated.state == "CompleteAbort"
     assert harness.committed() == []
+
+
+def test_log_handler_may_use_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: lines were logged under the manager's lock. A handler that sends through the producer needs that lock, and
+    an application thread that logs has the handler's own lock then: the two threads waited for each other forever.
+    """
+    harness = TransactionHarness(1)
+    held_during: list[str] = []
+    lines: list[str] = []
+
+    class Sending(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+            sender = threading.Thread(target=harness.manager.request_delay_ms, args=(0,), daemon=True)
+            sender.start()
+            sender.join(5)
+            if sender.is_alive():
+                held_during.append(lines[-1])
+
+    log = logging.getLogger("spark_kafka_sink.producer")
+    monkeypatch.setattr(log, "handlers", [Sending()])
+    monkeypatch.setattr(log, "level", logging.DEBUG)
+    harness.started()
+    harness.cluster.on(ApiKey.ADD_PARTITIONS_TO_TXN, faults.fail_with(ConcurrentTransactionsError), times=6)
+    harness.send(b"a", partition=0)
+    harness.settle()
+    harness.manager.abort_open_transaction()  # as the Sender does when the producer closes
+    harness.settle()
+    for text in ("producer id", "sending AddPartitionsToTxn", "attempt 5 was refused", "aborting the open transaction"):
+        assert any(text in line for line in lines), (text, lines)
+    assert held_during == []
