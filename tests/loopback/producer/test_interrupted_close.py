@@ -23,7 +23,9 @@ JOIN_S = 5
 
 @contextmanager
 def interrupted_in_close(producer: KafkaProducer) -> Iterator[None]:
-    """Send Ctrl-C once the producer's close has stopped the Sender and waits for it."""
+    """Send Ctrl-C once the producer's close has stopped the Sender and waits for it. A shell that starts the tests in
+    the background lets them ignore Ctrl-C.
+    """
     sender, main = producer.sender, threading.main_thread()
 
     def interrupt() -> None:
@@ -34,10 +36,14 @@ def interrupted_in_close(producer: KafkaProducer) -> Iterator[None]:
 
     reported = threading.Event()
     thread = threading.Thread(target=interrupt, daemon=True)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        yield
-    thread.join(JOIN_S)
+    outside = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            yield
+        thread.join(JOIN_S)
+    finally:
+        signal.signal(signal.SIGINT, outside)
 
 
 def hold(arrived: threading.Event, goes_on: threading.Event) -> faults.Hook:
