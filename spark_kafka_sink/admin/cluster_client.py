@@ -100,6 +100,7 @@ class ClusterClient:
         """
         while self._metadata.fetch().is_bootstrap_configured:
             if not self._client.await_metadata_update(timer):
-                why = self._metadata.connection_failure or "No answer came."
-                raise KafkaTimeoutError(f"No broker was reached within {timer.timeout_ms} ms. Last: {why}")
+                raise KafkaTimeoutError(
+                    f"No broker was reached within {timer.timeout_ms} ms. {self._metadata.why_unanswered()}"
+                )
         return self._api_versions.finalized_feature(TRANSACTION_VERSION)

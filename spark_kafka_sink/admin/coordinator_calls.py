@@ -418,10 +418,16 @@ class _Call(Generic[Item, Value]):
     def give_up(self) -> None:
         """The timer expired before these items had an outcome."""
         self._doubt_what_is_on_its_way()
-        failure = self.calls.metadata.connection_failure
         for work in self._left():
-            text = f"{self.api.describe(work.item)}: no outcome within {self.timer.timeout_ms} ms. {work.last_reason}"
-            self._end(work, KafkaTimeoutError(f"{text} {failure}" if failure else text))
+            text = f"{self.api.describe(work.item)}: no outcome within {self.timer.timeout_ms} ms. {self._why(work)}"
+            self._end(work, KafkaTimeoutError(text))
+
+    def _why(self, work: _Work[Item]) -> str:
+        metadata = self.calls.metadata
+        if metadata.fetch().is_bootstrap_configured:  # no broker is reached, so there is no other reason
+            return metadata.why_unanswered()
+        failure = metadata.connection_failure
+        return f"{work.last_reason} {failure}" if failure else work.last_reason
 
     def _doubt_what_is_on_its_way(self) -> None:
         for flight in self.flights:

@@ -160,10 +160,8 @@ class TopicCreation:
             self.forget(topic)  # else each later request would fail, or be answered with its error
             raise
         if not has_come:
-            why = self._metadata.connection_failure or "No answer came."
-            raise KafkaTimeoutError(
-                f"Topic {topic} was not looked up within {timer.timeout_ms} ms. Last: {why}", topic=topic
-            )
+            why = self._metadata.why_unanswered()
+            raise KafkaTimeoutError(f"Topic {topic} was not looked up within {timer.timeout_ms} ms. {why}", topic=topic)
         return len(self._metadata.fetch().partitions_for_topic(topic))
 
     def forget(self, topic: str) -> None:
@@ -209,7 +207,7 @@ class TopicCreation:
         whether this call has created it.
         """
         self._metadata.add_topics([topic])
-        last = "No answer came."
+        why = "No answer came."
         is_new, is_created = True, False
         while not timer.is_expired:
             if self._metadata.fetch().partitions_for_topic(topic):
@@ -221,13 +219,13 @@ class TopicCreation:
                 if error is not None and not _may_pass(error):
                     raise error
                 is_created = is_created or error is None
-                last = str(error) if error is not None else "It was created and is not shown yet."
+                why = f"Last: {error}" if error is not None else "It was created and is not shown yet."
                 self._clock.sleep_ms(min(_BACKOFF_MS, timer.remaining_ms))
             if not self._client.await_metadata_update(timer):
-                last = self._metadata.connection_failure or last
+                why = self._metadata.why_unanswered() if self._metadata.connection_failure else why
             timer.update()
         raise KafkaTimeoutError(
-            f"Topic {topic} was neither found nor created within {timer.timeout_ms} ms. Last: {last}", topic=topic
+            f"Topic {topic} was neither found nor created within {timer.timeout_ms} ms. {why}", topic=topic
         )
 
     def _ask_for_configs(

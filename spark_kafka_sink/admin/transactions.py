@@ -144,10 +144,8 @@ class Transactions:
     def _brokers(self, timer: Timer) -> Sequence[Node]:
         """Return the brokers that are live now."""
         if not self._calls.client.await_metadata_update(timer):
-            why = self._calls.metadata.connection_failure or "No answer came."
-            raise KafkaTimeoutError(
-                f"The list of brokers could not be fetched within {timer.timeout_ms} ms. Last: {why}"
-            )
+            why = self._calls.metadata.why_unanswered()
+            raise KafkaTimeoutError(f"The list of brokers could not be fetched within {timer.timeout_ms} ms. {why}")
         return self._calls.metadata.fetch().nodes
 
 

@@ -159,6 +159,13 @@ class Metadata:
             " fits the port." + ("" if failure is None else f" Last: {failure}")
         )
 
+    def why_unanswered(self) -> str:
+        """Return why a request to the cluster got no answer in its time, as far as it is known."""
+        if self.fetch().is_bootstrap_configured:
+            return self.no_broker_text(self._bootstrap_addresses, "in this time")
+        failure = self._connection_failure
+        return "No answer came." if failure is None else f"Last: {failure}"
+
     def current_leader(self, topic_partition: TopicPartition) -> LeaderAndEpoch:
         """Return the leader and its epoch. If the partition is not cached, the epoch is the last known one."""
         with self._lock:

@@ -352,8 +352,13 @@ def test_expired_timer_sends_nothing(bench: Bench) -> None:
 
 
 def test_timeout_without_any_broker_gives_the_reason(bench: Bench) -> None:
+    """Bug: the text did not name bootstrap.servers, and did not say what to change."""
     bench.rig.network.refusing.update({0, 1, 2})
-    with pytest.raises(KafkaTimeoutError, match=r"transactional id 'id'.*2000 ms.*Connection refused"):
+    with pytest.raises(
+        KafkaTimeoutError,
+        match=r"transactional id 'id'.*2000 ms\. No broker of bootstrap\.servers=broker-0:9092,.* answered in this"
+        r" time: check the addresses, and that security\.protocol fits the port\. Last: .*Connection refused",
+    ):
         bench.coordinator.transactions.init_producer_id("id", 60_000, bench.timer(2_000))
     assert bench.rig.now_ms <= 1_000_000 + 2_200
 
