@@ -169,8 +169,9 @@ class DriverSession:
         if batch is not None and batch == self._last and (self._is_last_written or sink != self._last_sink):
             raise IllegalStateError(
                 f"Batch {batch.batch_id} was written under transactional.id.prefix={self._prefix!r} in this run"
-                " already: two sinks of one foreachBatch, or two calls for one batch, need a transactional.id.prefix"
-                " each."
+                " already. Two sinks of one foreachBatch, or two calls for one batch, need a name each: give the second"
+                " one a transactional.id.prefix of its own. Leave the first one as it is: under a new prefix it would"
+                " write this batch again."
             )
         if batch is None or self._last is None or batch.run_id != self._last.run_id:
             self._held = None  # a writer between two writes, or two runs, is no rival; it may have left a decision

@@ -154,9 +154,16 @@ def test_sink_of_another_topic_does_not_skip_the_batch(bench: SessionBench) -> N
     assert bench.values() == ["row 0", "row 1"]
 
 
+SECOND = (
+    r"Batch 0 .*'orders' in this run already\. Two sinks .* give the second one a transactional\.id\.prefix of its "
+    r"own\. Leave the first one as it is"
+)
+
+
 def test_second_call_for_a_batch_is_refused(bench: SessionBench) -> None:
+    """Bug: the text asked for a prefix for each of two sinks. With a new one the first wrote its batch again."""
     bench.run(0)
-    with pytest.raises(IllegalStateError, match=r"Batch 0 .*'orders' in this run already.*two sinks.*each"):
+    with pytest.raises(IllegalStateError, match=SECOND):
         bench.run(0)
     bench.run(1)
     assert bench.values() == ["row 0", "row 1"]
@@ -172,7 +179,7 @@ OTHERS = {
 @pytest.mark.parametrize("other", OTHERS.values(), ids=list(OTHERS))
 def test_second_sink_of_a_batch_is_refused(bench: SessionBench, other: SinkConfig) -> None:
     bench.run(0)
-    with pytest.raises(IllegalStateError, match=r"Batch 0 .*'orders' in this run already.*two sinks.*each"):
+    with pytest.raises(IllegalStateError, match=SECOND):
         bench.run(0, config=other)
     assert bench.values() == ["row 0"]
 
@@ -188,7 +195,7 @@ def test_second_sink_is_refused_after_first_failed(
         patch.setattr(ExactlyOnceDriver, "finish", fail)  # decided; the next try finishes it
         with pytest.raises(ZeroDivisionError):
             bench.run(0)
-    with pytest.raises(IllegalStateError, match="two sinks"):
+    with pytest.raises(IllegalStateError, match=SECOND):
         bench.run(0, config=other)
     bench.run(0)
     assert bench.values() == ["row 0"]
