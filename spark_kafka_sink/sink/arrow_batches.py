@@ -27,11 +27,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, DataType, StringType, StructType
+from pyspark.sql.types import BinaryType, DataType, StructType
 
 from spark_kafka_sink.record.arrow import marked
 from spark_kafka_sink.sink.running_query import context_of_thread, running_query
-from spark_kafka_sink.sink.schema import HEADERS, KEY, TOPIC, VALUE
+from spark_kafka_sink.sink.schema import HEADERS, KEY, TEXTS, TOPIC, VALUE
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -260,7 +260,7 @@ def _with_room_for(rows: PaddedRows, types: Iterable[DataType]) -> PaddedRows:
 
 
 def _is_text(leaf: DataType) -> bool:
-    return isinstance(leaf, (StringType, BinaryType))
+    return isinstance(leaf, (*TEXTS, BinaryType))
 
 
 def _fixed_bytes(leaf: DataType) -> int:

@@ -18,6 +18,7 @@ import spark_kafka_sink.sink.pyspark_versions  # noqa: F401 - raises if PySpark 
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    CharType,
     DataType,
     IntegerType,
     LongType,
@@ -25,6 +26,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    VarcharType,
 )
 
 from spark_kafka_sink.common.errors import SchemaError
@@ -61,22 +63,27 @@ _ADVICE: Final[Mapping[str, str]] = {
 ALLOW_EARLY: Final = f" If the date is right, set {EARLY_OPTION}=true."
 
 
+TEXTS: Final = (StringType, CharType, VarcharType)
+"""Spark keeps the last two in a schema with spark.sql.preserveCharVarcharTypeInfo=true."""
+
+
 def _is_text_or_bytes(data_type: DataType) -> bool:
-    return isinstance(data_type, (StringType, BinaryType))
+    return isinstance(data_type, (*TEXTS, BinaryType))
 
 
 def _is_headers(data_type: DataType) -> bool:
     element = data_type.elementType if isinstance(data_type, ArrayType) else None
     if not isinstance(element, StructType):
         return False
-    fields = [(field.name.lower(), type(field.dataType)) for field in element.fields]
-    return fields == [("key", StringType), ("value", BinaryType)]
+    if [field.name.lower() for field in element.fields] != [KEY, VALUE]:
+        return False
+    return isinstance(element.fields[0].dataType, TEXTS) and isinstance(element.fields[1].dataType, BinaryType)
 
 
 _RULES: Final[Mapping[str, Callable[[DataType], bool]]] = {
     VALUE: _is_text_or_bytes,
     KEY: _is_text_or_bytes,
-    TOPIC: lambda data_type: isinstance(data_type, StringType),
+    TOPIC: lambda data_type: isinstance(data_type, TEXTS),
     PARTITION: lambda data_type: isinstance(data_type, IntegerType),
     HEADERS: _is_headers,
     TIMESTAMP: lambda data_type: isinstance(data_type, (TimestampType, TimestampNTZType, LongType)),

@@ -6,6 +6,7 @@ import pytest
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    CharType,
     DataType,
     DateType,
     IntegerType,
@@ -15,10 +16,11 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    VarcharType,
 )
 
 from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.sink.schema import by_position, needs_projection, projection
+from spark_kafka_sink.sink.schema import by_position, check_columns, needs_projection, projection
 
 TEXT, BYTES, INT, LONG = StringType(), BinaryType(), IntegerType(), LongType()
 HEADERS = ArrayType(StructType([StructField("key", TEXT), StructField("value", BYTES)]))
@@ -113,6 +115,13 @@ def test_needs_projection_refuses_a_wrong_schema() -> None:
 def test_the_fields_of_headers_may_be_written_in_capitals() -> None:
     headers = ArrayType(StructType([StructField("KEY", TEXT), StructField("Value", BYTES)]))
     assert projection(schema(value=TEXT, headers=headers), "orders")[1] == "c1 AS `headers`"
+
+
+def test_char_and_varchar_are_strings() -> None:
+    """Bug: with spark.sql.preserveCharVarcharTypeInfo=true such columns were refused, and by rows they were written."""
+    headers = ArrayType(StructType([StructField("key", CharType(3)), StructField("value", BYTES)]))
+    columns = {"value": CharType(3), "key": VarcharType(5), "topic": VarcharType(9), "headers": headers}
+    assert check_columns(schema(**columns), None) == columns
 
 
 def test_missing_topic_is_reported_before_missing_value() -> None:
