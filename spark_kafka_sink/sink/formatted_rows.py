@@ -7,12 +7,12 @@ the last one's. Used by the task's thread only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.types import Row
+from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType, UserDefinedType
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
 from spark_kafka_sink.record.headers import field_names
@@ -42,12 +42,14 @@ class FormattedWriter:
     """Writes the rows of one task, as a `PartitionWriter` does: `write` or many `add`, then `finish`; or `abandon`."""
 
     def __init__(self, delivery: TaskDelivery, formats: ResolvedFormats) -> None:
+        self.config = delivery.config
         self._counts = delivery.counts
         self._has_letters = delivery.letters is not None
         self._writer = PartitionWriter(delivery)
         self._columns = tuple(formats.columns())
         self._fields = tuple(each.column_format.field for each in self._columns)
         self._formats = RecordFormats(formats)
+        self._stored_forms = {field: stored_form(of) for field, of in self.config.user_types}
         self._pending: list[tuple[tuple[Any, ...], list[Any]]] = []
         self._chunk_rows = _FIRST_ROWS
         self._taken = 0
@@ -94,7 +96,7 @@ class FormattedWriter:
                 number = self._taken + len(self._pending)
                 names, cells = taken((row,), number, takes_unnamed=self._has_letters)[0]
                 self._check_names(names, number)
-                self._pending.append((names, self._fixed_cells(names, cells)))
+                self._pending.append((names, self._fixed_cells(names, cells, number)))
         except Exception as error:
             self._counts.fail(error)
             raise
@@ -111,13 +113,25 @@ class FormattedWriter:
                     f" option out. The columns of the row are: {', '.join(map(str, names)) or '(none)'}."
                 )
 
-    def _fixed_cells(self, names: tuple[Any, ...], cells: Sequence[Any]) -> list[Any]:
+    def _fixed_cells(self, names: tuple[Any, ...], cells: Sequence[Any], number: int) -> list[Any]:
         own = list(cells)
         for field in self._fields:
             at = _place(names, field)
             if at is not None and at < len(own):
-                own[at] = _fixed(own[at])
+                own[at] = _fixed(self._stored(field, own[at], number))
         return own
+
+    def _stored(self, field: str, cell: Any, number: int) -> Any:
+        form = self._stored_forms.get(field)
+        if form is None:
+            return cell
+        try:
+            return form(cell)
+        except Exception as error:
+            raise SchemaError(
+                f"{field} of row {number} has a value that its user-defined type cannot serialize:"
+                f" {type(error).__name__}: {error}. Give the object that the type stores."
+            ) from error
 
     def _send_pending(self) -> None:
         rows, self._pending = self._pending, []
@@ -191,14 +205,77 @@ def _with_bytes(names: tuple[Any, ...], cells: Sequence[Any], encoded: Mapping[s
                 own[at] = [*(own[at] or ()), *more]
         elif at is not None and at < len(own):
             own[at] = cell
-    row = Row(*own)
-    row.__fields__ = own_names
-    return row
+    return _row(own, own_names)
+
+
+def stored_form(data_type: DataType) -> Callable[[Any], Any] | None:
+    """Return what makes a value what Spark stores it as, which is what a task gets by columns: the values of
+    user-defined types in it are serialized. None if the type holds none. An object does not always tell its
+    user-defined type: `deserialize` may return a str.
+    """
+    make = next((make for kind, make in _STORED.items() if isinstance(data_type, kind)), None)
+    return None if make is None else make(data_type)
+
+
+def _stored_object(data_type: Any) -> Callable[[Any], Any]:
+    inner = stored_form(data_type.sqlType()) or _same
+    return lambda value: None if value is None else inner(data_type.serialize(value))
+
+
+def _stored_struct(data_type: Any) -> Callable[[Any], Any] | None:
+    forms = {of.name: form for of in data_type.fields if (form := stored_form(of.dataType)) is not None}
+    if not forms:
+        return None
+
+    def stored(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: forms.get(name, _same)(cell) for name, cell in value.items()}
+        own = field_names(value)
+        names = data_type.names if own is None else list(own)
+        if not isinstance(value, tuple) or len(value) != len(names):
+            return value  # it is refused later
+        cells = tuple(forms.get(name, _same)(cell) for name, cell in zip(names, value, strict=True))
+        return cells if own is None else _row(cells, names)
+
+    return stored
+
+
+def _stored_list(data_type: Any) -> Callable[[Any], Any] | None:
+    form = stored_form(data_type.elementType)
+    if form is None:
+        return None
+    return lambda value: [form(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _stored_map(data_type: Any) -> Callable[[Any], Any] | None:
+    own, other = stored_form(data_type.keyType), stored_form(data_type.valueType)
+    if own is None and other is None:
+        return None
+    of_key, of_value = own or _same, other or _same
+
+    def stored(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {of_key(key): of_value(each) for key, each in value.items()}
+
+    return stored
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_STORED: Final[Mapping[type, Callable[[Any], Callable[[Any], Any] | None]]] = {
+    UserDefinedType: _stored_object,
+    StructType: _stored_struct,
+    ArrayType: _stored_list,
+    MapType: _stored_map,
+}
 
 
 def _fixed(value: Any) -> Any:
-    """Return a value that does not change when its owner changes a list, dict or bytearray in it. An object of a
-    user-defined type becomes what Spark stores it as, which is what a task gets by columns.
+    """Return a value that does not change when its owner changes a list, dict or bytearray in it. An object that tells
+    its user-defined type becomes what Spark stores it as: without a schema nothing else tells it.
     """
     kind = type(value)
     if kind in _FIXED:
@@ -218,8 +295,10 @@ def _fixed(value: Any) -> Any:
 def _fixed_tuple(value: tuple[Any, ...]) -> tuple[Any, ...]:
     fixed = tuple(map(_fixed, value))
     names = field_names(value)
-    if names is None:
-        return fixed
-    row = Row(*fixed)
-    row.__fields__ = list(names)
+    return fixed if names is None else _row(fixed, list(names))
+
+
+def _row(cells: Sequence[Any], names: list[Any]) -> Row:
+    row = Row(*cells)
+    row.__fields__ = names
     return row

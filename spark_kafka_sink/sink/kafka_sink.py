@@ -39,7 +39,7 @@ from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.pyspark_versions import map_in_arrow
 from spark_kafka_sink.sink.rows import PartitionWriter
-from spark_kafka_sink.sink.running_query import refuse_in_query, run_id, session_time_zone
+from spark_kafka_sink.sink.running_query import is_connect_task, refuse_in_query, run_id, session_time_zone
 from spark_kafka_sink.sink.schema import (
     by_position,
     check_columns,
@@ -51,6 +51,7 @@ from spark_kafka_sink.sink.topic_creation import create_missing_topic
 
 # isort: split
 
+from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class KafkaSink:
         """
         writer = self._new_writer()
         try:
-            writer.write(rows)
+            writer.write(_with_certain_times(rows, writer.config))
             writer.finish()
             writer.log_letters()
         finally:
@@ -366,6 +367,16 @@ class KafkaSink:
         return f"KafkaSink({self._config.describe()})"
 
 
+def _with_certain_times(rows: Iterable[Any], config: SinkConfig) -> Iterable[Any]:
+    """Return the rows of a task, which on Spark Connect raise SchemaError for a time that may be one of two."""
+    context = TaskContext.get()
+    if context is None or not is_connect_task(context.getLocalProperty):
+        return rows
+    from spark_kafka_sink.sink.row_interface import rows_of_connect  # few tasks need it
+
+    return rows_of_connect(rows, config.column_formats)
+
+
 def _with_limit_server(config: SinkConfig) -> SinkConfig:
     """Return the configuration for tasks, which ask this process's server of limits if there is a limit."""
     if not config.is_limited or config.limit_server is not None:
@@ -385,4 +396,8 @@ def _for_rows(config: SinkConfig, schema: object) -> SinkConfig:
     refuse_without_zone(check_columns(schema, config.topic, formatted))  # rows have a worker's time, not the session's
     if config.formats is None:
         return config
-    return with_column_formats(config, schema, session_time_zone())
+    resolved = with_column_formats(config, schema, session_time_zone())
+    from spark_kafka_sink.sink.formatted_rows import stored_form  # imports the encoders
+
+    types = {field: schema[field].dataType for field in formatted}
+    return replace(resolved, user_types=tuple((name, of) for name, of in types.items() if stored_form(of) is not None))

@@ -37,6 +37,8 @@ from spark_kafka_sink.sink.requested_topic import (
 )
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
+
     from spark_kafka_sink.serialization.record_formats import ResolvedFormats
     from spark_kafka_sink.sink.limits.conversation import LimitServer
 
@@ -191,6 +193,8 @@ class SinkConfig:
     """What `value` and `key` become. Only on the driver, because it has the settings of the registry."""
     column_formats: ResolvedFormats | None = None
     """The same for tasks, with the schema and its id."""
+    user_types: tuple[tuple[str, DataType], ...] = ()
+    """The types of columns with a format that hold a user-defined type. Only for tasks that get rows."""
     given: tuple[str, ...] = field(default=(), compare=False)
     """Producer settings that the caller named, for `describe`."""
 

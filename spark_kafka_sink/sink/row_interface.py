@@ -1,5 +1,7 @@
-"""Writes a task of a stream in PySpark 4.0, whose data sources get rows, and Arrow batches from 4.1 on. Only the task's
-thread.
+"""Rows whose times PySpark may have made without saying which of two they are: clocks go back, and an hour comes twice.
+Only the task's thread.
+
+A data source of PySpark 4.0 gets rows in a stream, and Arrow batches from 4.1 on.
 
 PySpark's worker gets Arrow batches in 4.0 too, and makes rows of them in a generator
 (pyspark.sql.worker.write_into_data_source). A generator that has not started shows its variables, so the batches are
@@ -7,6 +9,9 @@ taken from there: no Python object for a row, no copy, and the times as they are
 local times, of which an hour comes twice when clocks go back, and does not say which of the two it means.
 
 A vendor's PySpark may make its rows in another way. These are written as rows, and times in such an hour are refused.
+
+The rows of `foreachPartition` on Spark Connect lose it too (pyspark.sql.conversion.ArrowTableToRowsConversion): such
+times are refused as well. The rows of classic PySpark do not: their datetimes have `fold`.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from spark_kafka_sink.common.errors import SchemaError
+from spark_kafka_sink.record.headers import field_names
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.rows import is_ambiguous
 from spark_kafka_sink.sink.schema import TIMESTAMP
@@ -34,6 +40,8 @@ _SPARKS_FILE: Final = "pyspark/sql/worker/write_into_data_source.py"
 _SPARKS_GENERATOR: Final = "batch_to_rows"
 _SPARKS_VARIABLE: Final = "iterator"
 _MOMENT: Final = pa.timestamp("us", "UTC")
+_OF_4_0: Final = "PySpark 4.0 does not tell a data source which of the two it is. Use foreachBatch(sink.write_batch)"
+_OF_CONNECT: Final = "Spark Connect does not tell foreachPartition which of the two it is. Use sink.write(df)"
 
 
 def arrow_batches(rows: Iterable[Row]) -> Iterator[pa.RecordBatch] | None:
@@ -58,35 +66,49 @@ def write_rows(delivery: TaskDelivery, rows: Iterable[Row]) -> None:
 
     writer = row_writer(delivery)
     try:
-        writer.write(map(_checked(delivery.config.column_formats), rows))
+        writer.write(map(_checked(delivery.config.column_formats, _OF_4_0), rows))
         writer.finish()
     finally:
         writer.abandon()
 
 
-def _checked(formats: ResolvedFormats | None) -> Callable[[Row], Row]:
-    """Return a function that returns its row, and raises SchemaError if a time of the row is one of two: its timestamp,
-    or one in a column that has a format.
+def rows_of_connect(rows: Iterable[Any], formats: ResolvedFormats | None) -> Iterator[Any]:
+    """Yield the rows of a task of `foreachPartition` on Spark Connect. Raises SchemaError for a time that may be one of
+    two: the timestamp, or one in a column that has a format.
+    """
+    return map(_checked(formats, _OF_CONNECT), rows)
+
+
+def _checked(formats: ResolvedFormats | None, why: str) -> Callable[[Any], Any]:
+    """Return a function that returns its row, and raises SchemaError if a time of the row may be one of two: its
+    timestamp, or one in a column that has a format. `why`: for the error.
     """
     numbers = iter(range(1 << 62))
     types = {} if formats is None else {each.column_format.field: each.data_type for each in formats.columns()}
     types = {name: data_type for name, data_type in types.items() if "tz=" in str(data_type)}
     types[TIMESTAMP] = _MOMENT
 
-    def check(row: Row) -> Row:
+    def check(row: Any) -> Any:
         number = next(numbers)
         for name, data_type in types.items():
-            moments = _local_times(row[name], data_type) if name in row.__fields__ else ()
-            if moment := next(filter(is_ambiguous, moments), None):
+            if moment := next(filter(is_ambiguous, _local_times(_cell(row, name), data_type)), None):
                 has = "is" if name == TIMESTAMP else "has the time"
                 raise SchemaError(
                     f"The {name} of row {number} {has} {moment} in the time zone of the Python worker, where this hour"
-                    " comes twice: clocks go back. PySpark 4.0 does not tell a data source which of the two it is. Use"
-                    " foreachBatch(sink.write_batch), or milliseconds since 1970: unix_millis(timestamp)."
+                    f" comes twice: clocks go back. {why}, or milliseconds since 1970: unix_millis(timestamp)."
                 )
         return row
 
     return check
+
+
+def _cell(row: Any, name: str) -> Any:
+    """Return the cell of a column; None if the row has none. A row that is none is left to the writer."""
+    names = field_names(row)
+    if names is None or name not in names:
+        return None
+    at = list(names).index(name)
+    return row[name] if isinstance(row, Mapping) else row[at] if at < len(row) else None
 
 
 def _local_times(value: Any, data_type: pa.DataType) -> Iterator[datetime.datetime]:

@@ -402,7 +402,7 @@ class PartitionWriter:
 
     def __init__(self, delivery: TaskDelivery) -> None:
         config = delivery.config
-        self._config = config
+        self.config = config
         self._delivery = delivery
         self._counts = delivery.counts
         self._layouts = RowLayouts(config.topic)
@@ -542,7 +542,7 @@ class PartitionWriter:
             columns, faults = block.loose_columns()
             known = {fault.row: fault for fault in faults} | self._expected_of(block.num_rows)
             columns = self._delivery.sifted(columns, [*known.values()])
-            self._delivery.send_each(columns_by_topic(self._config, columns))
+            self._delivery.send_each(columns_by_topic(self.config, columns))
 
     def _expected_of(self, rows: int) -> dict[int, Unwritable]:
         """Take out the faults of the last `rows` rows, by their places in the block."""
@@ -551,4 +551,4 @@ class PartitionWriter:
         return {number - first: self._expected.pop(number)._replace(row=number - first) for number in own}
 
     def _new_block(self, first: int) -> RowBlock:
-        return RowBlock(self._layouts, first, allows_early=self._config.allows_early_timestamps)
+        return RowBlock(self._layouts, first, allows_early=self.config.allows_early_timestamps)

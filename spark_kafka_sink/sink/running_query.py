@@ -115,6 +115,11 @@ def refuse_in_query(session: object, *, is_outside_queries: bool) -> None:
         )
 
 
+def is_connect_task(local_property: Callable[[str], str | None]) -> bool:
+    """Return whether Spark Connect runs a task. `local_property` returns one of the task's local properties."""
+    return _CONNECT_TAG in (local_property("spark.job.tags") or "")
+
+
 def refuse_task_in_query(local_property: Callable[[str], str | None]) -> None:
     """Raise ConfigError for a task of `df.write.format("kafka_sink")`, exactly once, that a streaming query may run.
 
@@ -123,7 +128,7 @@ def refuse_task_in_query(local_property: Callable[[str], str | None]) -> None:
     what = 'delivery.guarantee=exactly-once: df.write.format("kafka_sink") was called'
     if local_property(QUERY_ID) or local_property(_OF_QUERY_SESSIONS) is not None:
         raise ConfigError(f"{what} inside foreachBatch. {_WAYS_OUT}")
-    if _CONNECT_TAG in (local_property("spark.job.tags") or ""):
+    if is_connect_task(local_property):
         raise ConfigError(
             f"{what} on Spark Connect, where Spark does not say whether the call is inside foreachBatch. {_WAYS_OUT}"
             " For a batch DataFrame call sink.write(df), which commits from the client and must reach the brokers."

@@ -31,6 +31,7 @@ class Capability(NamedTuple):
 FORMAT = Capability(RELEASE >= (4, 0), "Spark 3.5 has no data sources in Python")
 BYTE_LIMIT = Capability(RELEASE >= (4, 1), "Spark before 4.1 has no limit of bytes for Arrow batches")
 SAME_NAME = Capability(RELEASE >= (4, 1), "Spark 4.0 refuses to register a format that it has found by itself")
+PARTITIONS_OF_CONNECT = Capability(RELEASE >= (4, 0), "Spark Connect 3.5 has no foreachPartition")
 VARIANT = Capability(RELEASE >= (4, 0), "Spark 3.5 has no variants")
 WORKER_LOGS = Capability(RELEASE >= (4, 1), "Spark before 4.1 does not capture the logs of workers")
 NEW_CHECKPOINT_CHECK = Capability(RELEASE >= (4, 2), "Spark before 4.2 takes such a checkpoint")

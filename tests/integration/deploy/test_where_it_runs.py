@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from integration.deploy.conftest import WRITE_JOB, Told, environment, run
 from support.librdkafka import read_topic
-from support.pyspark_capabilities import FORMAT, RELEASE, SAME_NAME, without_format
+from support.pyspark_capabilities import FORMAT, PARTITIONS_OF_CONNECT, RELEASE, SAME_NAME, without_format
 
 from spark_kafka_sink.local import Admin
 from spark_kafka_sink.local.jars import resolve_jars
@@ -175,11 +175,22 @@ def test_every_interface_writes_on_spark_connect(
 ) -> None:
     interfaces = without_format("write", "foreachPartition", "format", "foreach", "foreachBatch", "stream")
     variables = environment(SPARK_REMOTE="local[2]", PYSPARK_PYTHON=sys.executable)
+    if not PARTITIONS_OF_CONNECT.is_there:
+        interfaces.remove("foreachPartition")
     if RELEASE < (4, 0):
-        interfaces.remove("foreachPartition")  # Spark Connect 3.5 does not have it
         ((_, jar),) = resolve_jars([CONNECT_OF_3_5], with_dependencies=False, folder=tmp_path / "jars")
         variables["PYSPARK_SUBMIT_ARGS"] = f"--jars {jar} pyspark-shell"
     arguments = [kafka_broker.bootstrap_servers, topic, *interfaces, *limited]
     reported = run([sys.executable, WRITE_JOB, *arguments], tmp_path, variables)
     assert_each_wrote_every_row(kafka_broker, topic, reported)
     assert_limit_held(kafka_broker, topic, reported)
+
+
+@PARTITIONS_OF_CONNECT.needed
+def test_partitions_of_spark_connect_refuse_a_time_that_comes_twice(
+    kafka_broker: Admin, topic: str, tmp_path: Path
+) -> None:
+    """Bug: both times were written as the first one, because the rows of Spark Connect do not say which one it is."""
+    variables = environment(SPARK_REMOTE="local[1]", PYSPARK_PYTHON=sys.executable, TZ="Europe/Berlin")
+    with pytest.raises(AssertionError, match="Spark Connect does not tell foreachPartition which of the two it is"):
+        run([sys.executable, WRITE_JOB, kafka_broker.bootstrap_servers, topic, "repeatedHour"], tmp_path, variables)

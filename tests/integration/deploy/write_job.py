@@ -1,6 +1,7 @@
 """Write 300 rows to a topic by each requested interface, and print a line of JSON for each. This is a user's job, which
 the tests of this folder run; it does not know where it runs. "places" prints where the tasks ran, "register" registers
 the format. "limitedWrite" and "limitedFormat" write 100 rows a second to a topic of their own, TOPIC-limitedWrite.
+"repeatedHour" writes rows with the two times that are 02:30 in Berlin on 26 October 2025, by foreachPartition.
 
 write_job.py SERVERS TOPIC INTERFACE ...
 """
@@ -82,6 +83,11 @@ def interfaces(spark: SparkSession, frame: DataFrame, options: dict[str, str]) -
         "foreach": lambda: run(stream_of(spark, frame).writeStream.foreach(sink)),
         "foreachBatch": lambda: run(stream_of(spark, frame).writeStream.foreachBatch(sink.write_batch)),  # type: ignore[arg-type]
         "stream": lambda: run(stream_of(spark, frame).writeStream.format("kafka_sink").options(**options)),
+        "repeatedHour": lambda: (
+            spark.range(2)
+            .selectExpr("'v' AS value", "timestamp_seconds(1761438600 + 3600 * id) AS timestamp")
+            .foreachPartition(sink.write_partition)
+        ),
         "limitedWrite": lambda: KafkaSink(limited("limitedWrite")).write(frame),
         "limitedFormat": lambda: (
             frame.write.format("kafka_sink").options(**limited("limitedFormat")).mode("append").save()

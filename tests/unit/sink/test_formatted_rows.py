@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType, UserDefinedType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    UserDefinedType,
+)
 from support.scripted_producer import ScriptedPool, ScriptedProducer
 
 from spark_kafka_sink.common.errors import KafkaError, SchemaError, SerializationError
+from spark_kafka_sink.sink import kafka_sink as kafka_sink_module
 from spark_kafka_sink.sink.column_formats import with_column_formats
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.formatted_rows import CHUNK_BYTES, FormattedWriter, row_writer
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.rows import PartitionWriter
 
@@ -197,6 +209,53 @@ def test_a_user_defined_type_is_what_it_is_stored_as() -> None:
     bench.writer.write(rows())
     bench.writer.finish()
     assert bench.rows() == [(b'{"one":{"a":1,"b":"x"},"more":[{"a":1,"b":"x"},null]}',), (b"{}",)]
+
+
+class SecretType(UserDefinedType):
+    """A type whose objects are plain texts, which do not tell the type."""
+
+    @classmethod
+    def sqlType(cls) -> StringType:  # noqa: N802 - PySpark's
+        return StringType()
+
+    def serialize(self, obj: str) -> str:
+        return obj.encode().hex()
+
+
+SECRETS = StructType(
+    [
+        StructField("one", SecretType()),
+        StructField("more", ArrayType(SecretType())),
+        StructField("by_name", MapType(StringType(), SecretType())),
+        StructField("a", StringType()),
+    ]
+)
+
+
+def sink_of_rows(monkeypatch: pytest.MonkeyPatch, data_type: DataType) -> tuple[KafkaSink, ScriptedProducer]:
+    producer = ScriptedProducer()
+    monkeypatch.setattr(kafka_sink_module, "process_pool", lambda: ScriptedPool(producer))
+    options = {"kafka.bootstrap.servers": "h:1", "topic": "orders", "value.format": "json"}
+    return KafkaSink(options, schema=StructType([StructField("value", data_type)])), producer
+
+
+@pytest.mark.parametrize("make", [Row, dict, lambda **fields: Row(*SECRETS.names)(*fields.values())])
+def test_a_user_defined_type_counts_whatever_its_objects_are(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any]
+) -> None:
+    """Bug: a type was known only by its objects. A str of one was written as it is, and by columns as it is stored."""
+    sink, producer = sink_of_rows(monkeypatch, ArrayType(SECRETS))
+    value = make(one="x", more=["y", None], by_name={"n": "z"}, a="a")
+    pickle.loads(pickle.dumps(sink)).write_partition([Row(value=[value, None]), Row(value=None)])
+    stored = b'[{"one":"78","more":["79",null],"by_name":{"n":"7a"},"a":"a"},null]'
+    assert [row for sent in producer.sent for row in sent.rows("value")] == [(stored,), (None,)]
+
+
+def test_a_value_that_a_user_defined_type_cannot_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, _ = sink_of_rows(monkeypatch, SECRETS)
+    rows = [Row(value=None), Row(value=Row(one=5, more=None, by_name=None, a=None))]
+    with pytest.raises(SchemaError, match="value of row 1 has a value that its user-defined type cannot serialize"):
+        sink.write_partition(rows)
 
 
 def test_a_row_that_does_not_fit_its_schema_is_named() -> None:

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import datetime
+import os
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from pyspark import TaskContext
 from pyspark.cloudpickle import dumps as cloudpickle_dumps
 from pyspark.sql import Row
 from pyspark.sql.types import BinaryType, StructField, StructType, TimestampNTZType
@@ -120,6 +124,43 @@ def test_rows_are_acknowledged_before_write_partition_returns() -> None:
     assert sum(sent.columns.num_rows for sent in sink.producer.sent) == len(ROWS)
     assert sink.producer.flushes == 1
     assert sink.pool.lent == 0
+
+
+def in_task(monkeypatch: pytest.MonkeyPatch, **properties: str) -> None:
+    """Be in a task with these local properties, where clocks go back at 3 o'clock on 26 October 2025."""
+    context = SimpleNamespace(getLocalProperty={"spark.job.tags": None, **properties}.get)
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+
+
+@pytest.fixture
+def own_zone() -> Iterator[None]:
+    before = os.environ.get("TZ")
+    yield
+    os.environ.pop("TZ", None)
+    os.environ.update({} if before is None else {"TZ": before})
+    time.tzset()
+
+
+TWICE = datetime.datetime(2025, 10, 26, 2, 30, fold=1)
+
+
+@pytest.mark.usefixtures("own_zone")
+def test_a_time_that_comes_twice_is_refused_by_partition_on_spark_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the rows of Spark Connect do not say which of the two it is, and the first one was written."""
+    in_task(monkeypatch, **{"spark.job.tags": "SparkConnect_OperationTag_User_u_Session_s_Operation_o"})
+    with pytest.raises(SchemaError, match="Spark Connect does not tell foreachPartition which of the two"):
+        BenchSink().write_partition([Row(value="v", timestamp=TWICE.replace(fold=0))])
+
+
+@pytest.mark.usefixtures("own_zone")
+def test_rows_of_classic_spark_say_which_of_two_times_they_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_task(monkeypatch)
+    sink = BenchSink()
+    sink.write_partition([Row(value="v", timestamp=TWICE), Row(value="v", timestamp=TWICE.replace(fold=0))])
+    (sent,) = sink.producer.sent
+    assert sent.columns.timestamp_ms.to_pylist() == [1_761_442_200_000, 1_761_438_600_000]
 
 
 def test_row_after_close_is_refused() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -20,7 +20,7 @@ from spark_kafka_sink.serialization.record_formats import ResolvedFormat, Resolv
 from spark_kafka_sink.serialization.schemas import column_format
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.options import SinkConfig
-from spark_kafka_sink.sink.row_interface import arrow_batches, write_rows
+from spark_kafka_sink.sink.row_interface import arrow_batches, rows_of_connect, write_rows
 
 BATCHES = [pa.RecordBatch.from_pydict({"value": ["a", "b"]}), pa.RecordBatch.from_pydict({"value": ["c"]})]
 SPARKS = """
@@ -138,6 +138,27 @@ def test_a_nested_time_that_comes_twice_is_refused(place: str) -> None:
     assert "2025-10-25T23:30:00.000Z" in producer.sent[0].rows("value")[1][0].decode()
     with pytest.raises(SchemaError, match="value of row 1 has the time 2025-10-26 02:30:00"):
         write_rows(TaskDelivery(used, ScriptedPool(ScriptedProducer())), [Row(value=None), row(twice)])
+
+
+class Named(NamedTuple):
+    value: str
+    timestamp: datetime.datetime | None = None
+
+
+@pytest.mark.usefixtures("in_berlin")
+@pytest.mark.parametrize("make", [Row, dict, Named])
+def test_a_time_that_comes_twice_is_refused_in_the_rows_of_spark_connect(make: Callable[..., Any]) -> None:
+    """Bug: PySpark's conversion of Connect's rows loses `fold`, and the second of two times became the first one."""
+    once, twice = (datetime.datetime(2025, 10, 26, hour, 30) for hour in (1, 2))
+    sure = [make(value="a", timestamp=once), make(value="a", timestamp=twice.astimezone(datetime.UTC))]
+    assert [*rows_of_connect(sure, None)] == sure
+    with pytest.raises(SchemaError, match=r"timestamp of row 1 is 2025-10-26 02:30:00.*Use sink\.write\(df\)"):
+        list(rows_of_connect([sure[0], make(value="b", timestamp=twice)], None))
+
+
+def test_rows_of_spark_connect_without_a_time_are_left_alone() -> None:
+    rows = [Row(value="a"), {"value": "b", "timestamp": None}, Row("no names"), None]
+    assert [*rows_of_connect(rows, None)] == rows
 
 
 WRITER_OF_4_0 = """
