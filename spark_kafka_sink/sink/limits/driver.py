@@ -38,9 +38,14 @@ _LOOPBACK: Final = "127.0.0.1"
 _ELSEWHERE: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 """Addresses of documentation (RFC 5737, RFC 3849). Nothing is sent to them."""
 
+START_S: Final = 60.0
+"""How long a server may take to start. The batch waits for it, and so do those of other threads."""
+
 _lock = threading.Lock()
-_own: Final[dict[int, LimitServer]] = {}
-"""The server of this process, by its id, so that a fork has its own."""
+_own: Final[dict[tuple[int, str, str], LimitServer]] = {}
+"""The servers of this process, by its id, so that a fork has its own, and by their addresses: a later SparkContext may
+be one whose executors do not reach the first one's.
+"""
 _started: Final[list[subprocess.Popen[str]]] = []
 """Kept, because Python warns of a process that runs on when its object is gone."""
 
@@ -50,9 +55,9 @@ def with_server_of_process(config: SinkConfig) -> SinkConfig:
     pid = os.getpid()
     bind, host = _addresses_of_driver()
     with _lock:
-        server = _own.get(pid)
+        server = _own.get((pid, bind, host))
         if server is None or not _lives(server):
-            server = _own[pid] = _start(bind, host, pid, Path("/"))
+            server = _own[pid, bind, host] = _start(bind, host, pid, Path("/"))
             atexit.register(_end, pid, _started[-1])
     return replace(config, limit_server=server)
 
@@ -113,37 +118,63 @@ def _start(bind: str, host: str, owner: int, folder: Path) -> LimitServer:
         raise ConfigError(f"{_OPTIONS} need a driver on Linux or macOS.")
     secret = secrets.token_hex(32)
     orders: dict[str, Any] = {"secret": secret, "host": bind, "owner": owner, "folder": str(folder)}
-    process = subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-m", _SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-        cwd="/",
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with process.stdin, process.stdout, process.stderr:
-        with suppress(BrokenPipeError):  # it has ended: stderr says why
-            process.stdin.write(f"{json.dumps(orders)}\n")
-            process.stdin.flush()
-        port = process.stdout.readline().strip()
-        if not port:
-            why = (process.stderr.read().strip().splitlines() or ["it gave no reason"])[-1]
-            process.wait()
-            raise LimitServerError(f"The server of the write limits did not start at {bind}: {why}")
+    answer, stdout = socket.socketpair()  # a pipe has no limit of time
+    answer.settimeout(START_S)
+    with answer:
+        process = _run(stdout)
+        assert process.stdin is not None
+        assert process.stderr is not None
+        with process.stdin, process.stderr:
+            with suppress(BrokenPipeError):  # it has ended: stderr says why
+                process.stdin.write(f"{json.dumps(orders)}\n")
+                process.stdin.flush()
+            port = _answer(process, answer)
+            if not port:
+                why = (process.stderr.read().strip().splitlines() or ["it gave no reason"])[-1]
+                process.wait()
+                raise LimitServerError(f"The server of the write limits did not start at {bind}: {why}")
     _started.append(process)
     return LimitServer(host, int(port), Secret(secret))
+
+
+def _run(stdout: socket.socket) -> subprocess.Popen[str]:
+    """Run the server, which gets `stdout`."""
+    with stdout:
+        return subprocess.Popen(  # noqa: S603 - our own module
+            [sys.executable, "-m", _SERVER],
+            stdin=subprocess.PIPE,
+            stdout=stdout.fileno(),
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+            cwd="/",
+            start_new_session=True,
+        )
+
+
+def _answer(process: subprocess.Popen[str], answer: socket.socket) -> str:
+    """Return the first line of the new server; empty if it has ended. Raises LimitServerError after START_S."""
+    try:
+        with answer.makefile() as lines:
+            return lines.readline().strip()
+    except TimeoutError:
+        _kill(process)
+        raise LimitServerError(
+            f"The server of the write limits said nothing within {START_S:.0f} s. Its Python, {sys.executable}, may"
+            " wait for a folder of sys.path that does not answer, such as one of a network."
+        ) from None
 
 
 def _end(pid: int, process: subprocess.Popen[str]) -> None:
     """End the server at the exit of the process `pid`. A fork of that process leaves it alone."""
     if os.getpid() == pid:
-        process.terminate()
-        process.wait()
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a server, also one that is suspended: it has nothing to keep."""
+    process.kill()
+    process.wait()
 
 
 def _shared(path: Path, server: LimitServer) -> LimitServer:
@@ -158,9 +189,7 @@ def _shared(path: Path, server: LimitServer) -> LimitServer:
     except FileExistsError:
         other = _named_in(path)
         if other is not None:
-            process = _started.pop()
-            process.terminate()
-            process.wait()
+            _kill(_started.pop())
             return other
     finally:
         new.unlink()

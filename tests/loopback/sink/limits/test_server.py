@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from support.pyspark_capabilities import FORMAT
@@ -256,6 +257,21 @@ def test_copies_of_a_sink_ask_one_server_of_its_process() -> None:
     assert process.poll() is not None
 
 
+def test_later_spark_context_of_a_process_has_a_server_that_its_executors_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bug: tasks of a cluster were told the loopback address of the server that an earlier, local session had."""
+    found = []
+    for place in (("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "localhost"), ("127.0.0.1", "127.0.0.1")):
+        monkeypatch.setattr(driver, "_addresses_of_driver", lambda place=place: place)
+        found.append(driver.with_server_of_process(CONFIG).limit_server)
+    assert [each.host for each in found if each is not None] == ["127.0.0.1", "localhost", "127.0.0.1"]
+    assert found[0] == found[2] != found[1]
+    driver._own.clear()
+    for _ in range(2):
+        driver._end(os.getpid(), driver._started.pop())
+
+
 def test_without_a_driver_of_spark_the_server_is_at_the_address_that_spark_local_ip_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -295,6 +311,26 @@ def test_tasks_of_a_data_source_ask_the_server_of_its_planning_worker(
 def test_an_address_of_another_machine_is_an_error_with_its_reason() -> None:
     with pytest.raises(LimitServerError, match=r"did not start at 192\.0\.2\.1: .*address"):
         driver._start("192.0.2.1", "192.0.2.1", os.getpid(), Path("/"))
+
+
+def test_server_that_hangs_at_its_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the batch, and with it every batch of the process that has a limit, waited for ever."""
+    made: list[subprocess.Popen[str]] = []
+
+    class Recorded(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *given: Any, **more: Any) -> None:
+            super().__init__(*given, **more)
+            made.append(self)
+
+    hanging = tmp_path / "python"
+    hanging.write_text("#!/bin/sh\nexec tail -f /dev/null\n")
+    hanging.chmod(0o700)
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    monkeypatch.setattr(sys, "executable", str(hanging))
+    monkeypatch.setattr(driver, "START_S", 0.3)
+    with pytest.raises(LimitServerError, match="said nothing within 0 s"):
+        driver._start("127.0.0.1", "127.0.0.1", os.getpid(), Path("/"))
+    assert made[0].returncode == -signal.SIGKILL
 
 
 def test_a_planning_worker_without_a_local_directory_is_an_error() -> None:
