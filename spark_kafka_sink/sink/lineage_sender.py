@@ -67,8 +67,9 @@ class LineageSender:
                 self._events.append(event)
                 self._changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="kafka-sink-lineage", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="kafka-sink-lineage", daemon=True)
+                thread.start()  # raises if the system has no room for a thread: the next event tries again
+                self._thread = thread
         if is_full and not self._is_dropping:
             log.warning("%d OpenLineage events wait for their receiver. Later ones are dropped.", self._most_events)
         self._is_dropping = is_full

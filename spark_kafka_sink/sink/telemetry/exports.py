@@ -54,8 +54,9 @@ class Exports:
             mine = self._wanted
             self._changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="kafka-sink-telemetry", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="kafka-sink-telemetry", daemon=True)
+                thread.start()  # raises if the system has no room for a thread: the next call tries again
+                self._thread = thread
             if wait_s and not lingers and not self._is_late:
                 self._is_late = not self._changed.wait_for(lambda: self._done >= mine, wait_s)
             return self._done >= mine

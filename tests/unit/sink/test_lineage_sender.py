@@ -35,6 +35,11 @@ def event(time_ms: int = 0) -> LineageEvent:
     return LineageEvent(lineage_run(), time_ms, NO_QUERY, None)
 
 
+def refuse_thread(_: threading.Thread) -> None:
+    """As at the system's limit of threads."""
+    raise RuntimeError("can't start new thread")
+
+
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     for name in [name for name in os.environ if name.startswith("OPENLINEAGE")]:
@@ -59,6 +64,19 @@ def test_events_are_sent_in_their_order() -> None:
         sender.put(event(time_ms))
     assert sender.wait(LONG_S)
     assert got == list(range(100))
+
+
+def test_thread_that_could_not_start_is_started_by_the_next_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: it was taken for started. No event was ever sent, and the log blamed the receiver."""
+    start, got = threading.Thread.start, list[int]()
+    monkeypatch.setattr(threading.Thread, "start", refuse_thread)
+    sender = LineageSender(lambda each: got.append(each.time_ms))
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        sender.put(event(0))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    sender.put(event(1))
+    assert sender.wait(LONG_S)
+    assert got == [0, 1]
 
 
 def test_receiver_that_hangs_is_waited_for_only_once(caplog: pytest.LogCaptureFixture) -> None:

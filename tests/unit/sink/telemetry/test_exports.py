@@ -30,6 +30,22 @@ def test_sending_is_awaited_until_it_is_done() -> None:
     assert sent == ["kafka-sink-telemetry"] * 2
 
 
+def test_thread_that_could_not_start_is_started_by_the_next_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: it was taken for started, and the process sent nothing more."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sent: list[str] = []
+    exports = Exports(lambda: sent.append("all"))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            exports.send(LONG_S)
+    assert exports.send(LONG_S)
+    assert sent == ["all"]
+
+
 def test_receiver_that_does_not_answer_is_awaited_once(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end, begun = threading.Event(), threading.Semaphore(0)
 
