@@ -80,7 +80,6 @@ def _compare(client: ClusterClient, topic: str, wanted: RequestedTopic, timer: T
     key = f"{topic}: {wanted}"
     if key in _warned:
         return
-    _warned.add(key)
     differences = [*_different_layout(client, topic, wanted)]
     try:
         found = client.creation.configs(topic, [name for name, _ in wanted.configs], timer) if wanted.configs else {}
@@ -89,6 +88,7 @@ def _compare(client: ClusterClient, topic: str, wanted: RequestedTopic, timer: T
         raise
     except KafkaError as error:
         differences.append(f"its settings could not be compared with {CONFIG_PREFIX}* ({one_line(str(error))})")
+    _warned.add(key)
     if differences:
         log.warning(
             "Topic %s exists, and %s=%s changes nothing of it. It differs from the options: %s",

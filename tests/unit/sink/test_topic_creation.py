@@ -20,6 +20,7 @@ from spark_kafka_sink.common.errors import (
     ConfigError,
     InvalidTopicError,
     KafkaError,
+    KafkaTimeoutError,
     TopicAuthorizationError,
 )
 from spark_kafka_sink.protocol.versions import ApiKey
@@ -95,6 +96,24 @@ def test_one_warning_says_how_an_existing_topic_differs(
     ]
     assert bench.asked(ApiKey.CREATE_TOPICS) == []
     assert bench.cluster.topics["orders"].configs == {"retention.ms": "5"}
+
+
+def test_comparison_that_failed_is_made_by_the_next_batch(
+    bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: the one warning was used up by a comparison that timed out."""
+    bench.cluster.create_topic("orders", 2, configs={"retention.ms": "5"})
+    wanted = config(topic_config_retention_ms=1000, kafka_max_block_ms=1_000)
+    refusals = bench.cluster.on(
+        ApiKey.DESCRIBE_CONFIGS, faults.fail_with(ErrorCode.coordinator_load_in_progress), times=None
+    )
+    with pytest.raises(KafkaTimeoutError, match="The settings of topic orders were not read"):
+        create_missing_topic(wanted)
+    refusals.times = 0
+    for _ in range(2):
+        create_missing_topic(wanted)
+    (text,) = warnings(caplog)
+    assert "its retention.ms is 5, not 1000" in text
 
 
 def test_topic_as_requested_is_no_warning(bench: CoordinatorBench, caplog: pytest.LogCaptureFixture) -> None:
