@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, Row
 
-    from spark_kafka_sink.common.batch_report import BatchReport
     from spark_kafka_sink.sink.exactly_once.protocol import Committed
     from spark_kafka_sink.sink.formatted_rows import FormattedWriter
     from spark_kafka_sink.sink.reports import OnReport
@@ -210,6 +209,7 @@ class KafkaSink:
         """Raises as `write`, and KafkaError if an exactly-once batch could not be committed."""
         watch = Stopwatch(SystemClock())
         run = BatchRun(self._config.is_exactly_once, watch.began_ms)
+        self._note_query(df, run, batch_id)
         self._begin_lineage(df, run, batch_id)
         self._begin_trace(run)
         try:
@@ -219,10 +219,20 @@ class KafkaSink:
                 self._write_at_least_once(df, run, watch)
         except Exception as error:
             run.ended_ms = watch.now_ms()
-            self._hand_over(df, run, batch_id, error)
+            self._hand_over(run, error)
             raise
-        self._hand_over(df, run, batch_id, None)
+        self._hand_over(run, None)
         return WriteReport.of(run.rows, run.duration)
+
+    def _note_query(self, df: DataFrame, run: BatchRun, batch_id: int | None) -> None:
+        """Note the query of the batch, if somebody wants a report: when the batch has failed, Spark may be gone. Raises
+        nothing.
+        """
+        config = self._config
+        if config.logs_reports or config.sends_lineage or config.sends_telemetry or self._on_report is not None:
+            from spark_kafka_sink.sink.reports import ids_of
+
+            run.ids = ids_of(df, batch_id)
 
     def _begin_lineage(self, df: DataFrame, run: BatchRun, batch_id: int | None) -> None:
         """Send the begin of the batch, and let its end be sent. Raises nothing."""
@@ -230,7 +240,7 @@ class KafkaSink:
             return
         from spark_kafka_sink.sink.lineage import begin_write
 
-        lineage = begin_write(self._config, df, batch_id, run.began_ms)
+        lineage = begin_write(self._config, df, batch_id, run.began_ms, run.ids)
         if lineage is not None:
             run.on_end.append(lineage.end)
 
@@ -245,18 +255,14 @@ class KafkaSink:
             run.traceparent = trace.traceparent
             run.on_end.append(trace.end)
 
-    def _hand_over(self, df: DataFrame, run: BatchRun, batch_id: int | None, error: BaseException | None) -> None:
+    def _hand_over(self, run: BatchRun, error: BaseException | None) -> None:
         """Hand the report to those who want it. Raises nothing but Ctrl-C."""
         is_logged = self._config.logs_reports
         if not is_logged and self._on_report is None and not run.on_end:
             return
-        from spark_kafka_sink.sink.reports import hand_over, ids_of, report_of
+        from spark_kafka_sink.sink.reports import hand_over, report_of
 
-        def make() -> BatchReport:
-            run.ids = ids_of(df, batch_id)
-            return report_of(run, error)
-
-        hand_over(make, is_logged=is_logged, on_report=self._on_report, on_end=run.on_end)
+        hand_over(lambda: report_of(run, error), is_logged=is_logged, on_report=self._on_report, on_end=run.on_end)
 
     def _write_at_least_once(self, df: DataFrame, run: BatchRun, watch: Stopwatch) -> None:
         """Raises as `write`."""

@@ -22,7 +22,6 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from spark_kafka_sink.common.batch_report import WrittenPartition
 from spark_kafka_sink.sink.batch_run import NO_QUERY, QueryIds
 from spark_kafka_sink.sink.lineage_facts import Dataset, Field, LineageEvent, Parent, RunFacts, sums_by_topic
-from spark_kafka_sink.sink.reports import ids_of
 from spark_kafka_sink.sink.running_query import context_of_thread, running_query
 from spark_kafka_sink.sink.worker import digest, remember, remembered
 
@@ -106,12 +105,13 @@ class LineageRun(RunFacts):
         return self if run_id is None else replace(self, run_id=run_id)
 
 
-def begin_write(config: SinkConfig, df: DataFrame, batch_id: int | None, began_ms: int) -> LineageRun | None:
+def begin_write(
+    config: SinkConfig, df: DataFrame, batch_id: int | None, began_ms: int, ids: QueryIds
+) -> LineageRun | None:
     """Send START of `KafkaSink.write` or `write_batch`, and return its run; None if that did not work. Raises
     nothing.
     """
     try:
-        ids = ids_of(df, batch_id)
         context = context_of_thread(df.sparkSession)
         is_stream = batch_id is not None or ids.query_id is not None
         owner = ids.query_name or ids.query_id if is_stream else None if context is None else context.appName

@@ -17,6 +17,7 @@ import logging
 import shutil
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from pyspark import SparkContext
@@ -28,6 +29,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from spark_kafka_sink.common.batch_report import BatchReport
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.sink.reports import OnReport, left_reports
 from spark_kafka_sink.sink.worker import REPORTS
@@ -65,13 +67,20 @@ class ReportListener(StreamingQueryListener):
     def deliver(self) -> int:
         """Hand over the reports that wait, and return how many there were. Raises OSError."""
         with self._lock:
-            reports = () if self._box is None else tuple(left_reports(self._box))
-        for report in reports:
+            waiting = iter(()) if self._box is None else left_reports(self._box)
+        count = 0
+        while (report := self._next(waiting)) is not None:
+            count += 1
             try:
                 self._on_report(report)
             except Exception:
                 log.exception("on_report raised; what the batch wrote does not change")
-        return len(reports)
+        return count
+
+    def _next(self, waiting: Iterator[BatchReport]) -> BatchReport | None:
+        """Return the next report. Only this one is lost if the thread is interrupted; the others still wait."""
+        with self._lock:
+            return next(waiting, None)
 
     def close(self) -> None:
         """Deliver what waits, and want no more reports. Call it after `spark.streams.removeListener`. Without it Spark

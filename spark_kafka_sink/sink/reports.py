@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -101,7 +101,17 @@ def _written(sums: Mapping[TopicPartition, Delivered]) -> tuple[WrittenPartition
 
 
 def ids_of(df: DataFrame, batch_id: int | None) -> QueryIds:
-    """Return what Spark says of the query that this thread belongs to. `batch_id`: that of foreachBatch."""
+    """Return what Spark says of the query that this thread belongs to. `batch_id`: that of foreachBatch, which is all
+    that is known if Spark cannot be asked. Raises nothing.
+    """
+    try:
+        return _asked_ids(df, batch_id)
+    except Exception:
+        log.info("Spark does not say which query this batch belongs to", exc_info=True)
+        return QueryIds(batch_id=batch_id)
+
+
+def _asked_ids(df: DataFrame, batch_id: int | None) -> QueryIds:
     context = context_of_thread(df.sparkSession)
     query_id = None if context is None else query_id_of(context)
     if context is None or not query_id:
@@ -159,14 +169,19 @@ def _leave(report: BatchReport, folder: Path) -> None:
             continue
 
 
-def left_reports(box: Path) -> Iterable[BatchReport]:
-    """Yield each report that waits in a listener's folder, the oldest first, and delete it. What is no report is logged
-    and deleted. Raises OSError.
+def left_reports(box: Path) -> Iterator[BatchReport]:
+    """Yield each report that waits in a listener's folder, the oldest first. A report is deleted when it is yielded.
+    What is no report is logged and deleted. Raises OSError.
     """
     for path in sorted(box.glob(f"*{SUFFIX}")):
-        text = path.read_text("utf-8")
-        path.unlink()
         try:
-            yield BatchReport.from_json(text)
+            content = path.read_bytes()
+            path.unlink()
+        except FileNotFoundError:  # another thread has got it
+            continue
+        try:
+            report = BatchReport.from_json(content.decode())
         except ValueError:
             log.exception("%s", path.name)
+            continue
+        yield report

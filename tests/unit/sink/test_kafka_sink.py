@@ -390,6 +390,32 @@ def test_each_write_is_reported_once_also_when_it_fails(options: dict[str, str])
 
 
 @pytest.mark.usefixtures("sessions")
+def test_batch_that_failed_because_spark_is_gone_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: Spark was asked for the query when the batch had failed, and nobody got a report."""
+    events: list[Any] = []
+    sender = SimpleNamespace(put=events.append)
+    monkeypatch.setattr("spark_kafka_sink.sink.lineage_sender.process_sender", lambda: sender)
+    monkeypatch.setattr("spark_kafka_sink.sink.reports.context_of_thread", lambda session: session)
+    monkeypatch.setattr("spark_kafka_sink.sink.reports.running_query", lambda df, context: None)
+    asked: list[str] = []
+
+    def ask(name: str) -> str:
+        if asked:
+            raise ConnectionRefusedError
+        asked.append(name)
+        return "q"
+
+    got: list[BatchReport] = []
+    frame: Any = SimpleNamespace(schema=FRAME.schema, sparkSession=SimpleNamespace(getLocalProperty=ask))
+    sink = ExactlyOnceSink(OPTIONS | {"lineage.openlineage": "true"}, on_report=got.append)
+    sink.is_failing = True
+    with pytest.raises(ZeroDivisionError):
+        sink.write_batch(frame, 4)
+    assert [(each.outcome, each.query_id, each.batch_id) for each in got] == [("failed", "q", 4)]
+    assert [each.report and each.report.outcome for each in events] == [None, "failed"]
+
+
+@pytest.mark.usefixtures("sessions")
 def test_lineage_has_the_begin_and_the_end_of_each_write(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Any] = []
     sender = SimpleNamespace(put=events.append, wait=lambda seconds: pytest.fail("a write waits"))

@@ -16,7 +16,7 @@ from support.fresh_process import run_strictly
 
 from spark_kafka_sink.common.batch_report import BatchReport, WrittenPartition
 from spark_kafka_sink.sink import lineage
-from spark_kafka_sink.sink.batch_run import QueryIds
+from spark_kafka_sink.sink.batch_run import NO_QUERY, QueryIds
 from spark_kafka_sink.sink.lineage import LineageRun, begin_write, file_dataset, kafka_inputs, run_of_format
 from spark_kafka_sink.sink.lineage_facts import Dataset, LineageEvent, Parent, sums_by_topic
 from spark_kafka_sink.sink.options import SinkConfig
@@ -79,16 +79,15 @@ def frame(batch_plan: Any = None, **settings: str) -> Any:
 
 @pytest.fixture
 def spark(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What Spark says: `ids` of the thread, and `plan` of its query."""
-    told = SimpleNamespace(ids=QueryIds(), plan=plan())
-    monkeypatch.setattr(lineage, "ids_of", lambda df, batch_id: told.ids)
+    """What Spark says: the `plan` of a thread's query."""
+    told = SimpleNamespace(plan=plan())
     monkeypatch.setattr(lineage, "context_of_thread", lambda session: SimpleNamespace(appName="nightly"))
     monkeypatch.setattr(lineage, "running_query", lambda df, context: SimpleNamespace(analyzedPlan=lambda: told.plan))
     return told
 
 
-def begin(df: Any, batch_id: int | None = None, **options: str) -> LineageRun:
-    run = begin_write(SinkConfig.from_options(OPTIONS | options), df, batch_id, 1_000)
+def begin(df: Any, batch_id: int | None = None, ids: QueryIds = NO_QUERY, **options: str) -> LineageRun:
+    run = begin_write(SinkConfig.from_options(OPTIONS | options), df, batch_id, 1_000, ids)
     assert run is not None
     return run
 
@@ -112,10 +111,9 @@ def of_format(*, is_stream: bool = True, name: str | None = None, location: str 
         (QueryIds(), None, "nightly.kafka_sink.orders"),
     ],
 )
-@pytest.mark.usefixtures("events")
-def test_job_is_named_by_query_or_application(spark: Any, ids: QueryIds, batch_id: int | None, job: str) -> None:
-    spark.ids = ids
-    run = begin(frame(), batch_id)
+@pytest.mark.usefixtures("spark", "events")
+def test_job_is_named_by_query_or_application(ids: QueryIds, batch_id: int | None, job: str) -> None:
+    run = begin(frame(), batch_id, ids)
     assert (run.job, run.is_stream, run.namespace) == (job, batch_id is not None, "default")
     assert [each.name for each in run.fields] == ["value"]
 
@@ -203,7 +201,6 @@ def test_topics_that_a_query_reads_are_those_of_its_options(
 
 
 def test_query_reads_the_files_and_topics_of_its_plan(spark: Any, events: list[LineageEvent]) -> None:
-    spark.ids = QueryIds("q", "r", 3)
     files = SimpleNamespace(options=lambda: SimpleNamespace(get=lambda name: option("/in")))
     nowhere = SimpleNamespace(options=lambda: SimpleNamespace(get=lambda name: option(None)))
     kafka = {"kafka.bootstrap.servers": "h:1", "subscribe": "a", "kafka.sasl.jaas.config": "secret"}
@@ -215,7 +212,7 @@ def test_query_reads_the_files_and_topics_of_its_plan(spark: Any, events: list[L
         Leaf("StreamingRelationV2", sourceName="rate", extraOptions={}),
         Leaf("LocalRelation"),
     )
-    run = begin(frame(), 3)
+    run = begin(frame(), 3, QueryIds("q", "r", 3))
     assert run.inputs == (Dataset("file", "/in"), Dataset("kafka://h:1", "a"))
     assert (events[0].run, events[0].report) == (run, None)
     assert "secret" not in repr(run)

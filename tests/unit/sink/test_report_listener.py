@@ -96,6 +96,41 @@ def test_error_of_the_function_loses_no_other_report(
     assert "ZeroDivisionError: of the user" in caplog.text
 
 
+@pytest.mark.usefixtures("local")
+def test_interrupted_function_loses_no_other_report(run_batch: Callable[..., None]) -> None:
+    """Bug: all reports that waited were deleted before the first one was handed over."""
+    got: list[int | None] = []
+
+    def interrupted_first(report: BatchReport) -> None:
+        got.append(report.batch_id)
+        if report.batch_id == 7:
+            raise KeyboardInterrupt
+
+    listener = ReportListener(interrupted_first)
+    for batch_id in (7, 8, 9):
+        run_batch(batch_id)
+    with pytest.raises(KeyboardInterrupt):
+        listener.deliver()
+    assert listener.deliver() == 2
+    assert got == [7, 8, 9]
+
+
+@pytest.mark.usefixtures("local")
+def test_function_that_delivers_gets_each_report_once(run_batch: Callable[..., None]) -> None:
+    """As two threads do that deliver at one time: what one has got, the other passes over."""
+    got: list[int | None] = []
+
+    def delivers(report: BatchReport) -> None:
+        got.append(report.batch_id)
+        listener.deliver()
+
+    listener = ReportListener(delivers)
+    for batch_id in (7, 8, 9):
+        run_batch(batch_id)
+    assert listener.deliver() == 1
+    assert got == [7, 8, 9]
+
+
 def test_closed_listener_leaves_no_folder_and_gets_nothing_more(local: Path, run_batch: Callable[..., None]) -> None:
     got: list[BatchReport] = []
     listener, other = ReportListener(got.append), ReportListener(lambda report: None)

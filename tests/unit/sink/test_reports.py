@@ -177,6 +177,7 @@ def test_folder_that_is_gone_fails_nothing(tmp_path: Path, caplog: pytest.LogCap
 
 
 def test_file_that_is_no_report_is_logged_and_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "0.json").write_bytes(b"\xff not UTF-8")
     (tmp_path / "1.json").write_text("nonsense")
     (tmp_path / "2.json").write_text(report_of(run_of()).to_json())
     (tmp_path / "3.json.new").write_text("half of")
@@ -210,6 +211,16 @@ def test_query_of_a_thread_is_named() -> None:
     assert ids_of(frame(IN_QUERY, QUERY), None) == ("q", "r", 4, "name")
     assert ids_of(frame(IN_QUERY, None), 7) == ("q", None, 7, None)  # it is being stopped
     assert ids_of(frame({}, QUERY), None) == (None, None, None, None)
+
+
+def test_spark_that_cannot_be_asked_leaves_the_query_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a batch that failed because Spark was gone had no report."""
+
+    def gone(session: Any) -> Any:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(reports, "context_of_thread", gone)
+    assert ids_of(frame(IN_QUERY, QUERY), 7) == (None, None, 7, None)
 
 
 def test_query_of_spark_connect_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
