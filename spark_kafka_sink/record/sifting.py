@@ -52,6 +52,8 @@ Columns: TypeAlias = Mapping[str, pa.Array]
 """The columns of a batch by the name of the field of a record. `value` is always there."""
 
 NO_TOPIC_NAME: Final = "the topic is null: give the row a topic, or set the option topic"
+OF_DECISIONS: Final = "the topic is that of the decisions of exactly-once delivery, to which only its drivers write"
+_OF_BROKERS: Final = "the topic is one of Kafka's own, to which only brokers write"
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _NO_NAMES: Final = frozenset({".", ".."})
 _INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
@@ -66,6 +68,7 @@ class SiftRules:
     `topic`: of every row; None takes it from the column. `early_advice`: as for `epoch_ms`, None allows numbers before
     1980. `max_bytes`: the most bytes of a record with the header of a batch, by the option `size_setting`. `codec`:
     that of the producer. `header`: what each record gets that has no header of this name; it is not in the columns.
+    `decision_topic`: to which no row may go.
     """
 
     topic: str | None
@@ -74,6 +77,7 @@ class SiftRules:
     size_setting: str
     codec: Codec
     header: Header | None = None
+    decision_topic: str | None = None
 
 
 class TopicLimits(NamedTuple):
@@ -132,7 +136,7 @@ def unwritable_rows(
     topics = _topics(columns.get(TOPIC), rules.topic)
     partitions = _optional_ints(columns.get(PARTITION), NO_PARTITION)
     if rules.topic is None:
-        _check_topics(search, topics)
+        _check_topics(search, topics, rules.decision_topic)
     if partitions is not None:
         negative = (partitions < 0) & (partitions != NO_PARTITION)
         search.note(negative, SerializationError, lambda row: f"partition {partitions[row]} is negative")
@@ -264,18 +268,16 @@ def _optional_ints(column: pa.Array | None, null: int) -> Int64Array | None:
     return values if nulls is None else np.where(nulls, null, values)
 
 
-def _check_topics(search: _Search, topics: _Topics) -> None:
+def _check_topics(search: _Search, topics: _Topics, decision_topic: str | None) -> None:
     assert topics.of_row is not None
     search.note(topics.of_row < 0, SchemaError, lambda _: NO_TOPIC_NAME)
     for index, name in enumerate(topics.names):
         if _TOPIC_NAME.fullmatch(name) is None or name in _NO_NAMES:
             search.note(topics.of_row == index, InvalidTopicError, lambda _: InvalidTopicError.sentence)
         elif name in _INTERNAL:
-            search.note(topics.of_row == index, InvalidTopicError, _internal_text)
-
-
-def _internal_text(_: int) -> str:
-    return "the topic is one of Kafka's own, to which only brokers write"
+            search.note(topics.of_row == index, InvalidTopicError, lambda _: _OF_BROKERS)
+        elif name == decision_topic:
+            search.note(topics.of_row == index, InvalidTopicError, lambda _: OF_DECISIONS)
 
 
 _Sizes = TypeVar("_Sizes", int, Int64Array)

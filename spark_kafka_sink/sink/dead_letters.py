@@ -214,6 +214,7 @@ def sift_rules(config: SinkConfig) -> SiftRules:
         max_bytes=limit.max_bytes,
         size_setting=f"kafka.{limit.setting}",
         codec=codec_for(producer.compression_type, producer.compression_level),
+        decision_topic=config.trusted_topic,
     )
 
 

@@ -18,12 +18,13 @@ import pyarrow as pa
 from spark_kafka_sink.common.clock import Clock, SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
+from spark_kafka_sink.common.errors import InvalidTopicError
 from spark_kafka_sink.producer.writes import Delivered, RowCounts, Write, send_to_each
 from spark_kafka_sink.record.arrow import binary_array, int_array
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.sifting import Columns, Unwritable
+from spark_kafka_sink.record.sifting import OF_DECISIONS, Columns, Unwritable
 from spark_kafka_sink.sink.dead_letters import DeadLetters, LetterCounts, Letters
-from spark_kafka_sink.sink.options import SinkConfig, check_telemetry
+from spark_kafka_sink.sink.options import SinkConfig, check_prometheus, check_telemetry
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
 from spark_kafka_sink.sink.worker import acknowledge_now
 
@@ -127,6 +128,8 @@ class TaskDelivery:
         system's.
         """
         acknowledge_now()  # so that Spark sends the task's rows
+        if config.metrics_ports is not None:
+            check_prometheus(", on the executors too")
         self.config = config
         self.counts = RowCounts()
         self.batches = 0
@@ -148,13 +151,23 @@ class TaskDelivery:
         self._client_id: str | None = None
 
     def send(self, topic: str, columns: RecordColumns) -> None:
-        """Send rows. Raises KafkaError as soon as one of these rows or of earlier ones is known to have failed."""
+        """Send rows. Raises KafkaError as soon as one of these rows or of earlier ones is known to have failed, and
+        InvalidTopicError for the decision topic.
+        """
         if self._transaction is not None and not self._transaction.takes(topic, columns):
             return
-        self.counts.check()
+        if topic == self.config.trusted_topic:
+            raise InvalidTopicError(f"A row names topic {topic}: {OF_DECISIONS}. Give it another topic.", topic=topic)
+        self._check()
         header = self._begun_header()
         for part in self._allowed(columns if header is None else columns.with_header(header)):
             self._send(self._begin(), topic, part)
+
+    def _check(self) -> None:
+        """Raise the first error of a row or of a dead letter, if there was one."""
+        self.counts.check()
+        if self.letters is not None:
+            self.letters.counts.check()
 
     def _begun_header(self) -> Header | None:
         """Begin the task's span. Return the header that each record gets, after the fingerprint of its row is taken:

@@ -199,6 +199,11 @@ class SinkConfig:
     """Producer settings that the caller named, for `describe`."""
 
     @property
+    def trusted_topic(self) -> str | None:
+        """The decision topic, if this sink uses it. No row may go there: whoever writes to it decides for any query."""
+        return self.decision_topic if self.is_exactly_once else None
+
+    @property
     def is_limited(self) -> bool:
         """Whether there is a limit on what a query sends in a second."""
         return self.records_per_second is not None or self.bytes_per_second is not None
@@ -502,11 +507,17 @@ def _metrics_ports(value: object) -> range | None:
             f"metrics.port={shown(value)} must be a port or a range of ports, such as 9250-9299.",
             setting="metrics.port",
         )
+    check_prometheus("")
+    return range(first, last + 1)
+
+
+def check_prometheus(where: str) -> None:
+    """Raise ConfigError if prometheus_client is not installed. `where`: the end of the sentence."""
     if importlib.util.find_spec("prometheus_client") is None:
         raise ConfigError(
-            "metrics.port needs the package prometheus_client: pip install 'spark-kafka-sink[prometheus]'."
+            f"metrics.port needs the package prometheus_client{where}: pip install 'spark-kafka-sink[prometheus]'.",
+            setting="metrics.port",
         )
-    return range(first, last + 1)
 
 
 def _metrics_host(by_key: Mapping[str, object]) -> str:

@@ -137,8 +137,8 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
 
 
 def start_server(host: str, port: int, registry: CollectorRegistry) -> MetricsServer:
-    """Serve `registry` in its own thread. Raises OSError if the port is not free, RuntimeError if the system starts no
-    thread.
+    """Serve `registry` in its own thread. Raises OSError if the port is not free, UnicodeError for a host that no name
+    can be, RuntimeError if the system starts no thread.
     """
 
     class Server(MetricsServer):
@@ -170,7 +170,7 @@ def serve(pool: ProducerPool, host: str, ports: range) -> None:
         for port in ports:
             try:
                 start_server(host, port, registry)
-            except (OSError, RuntimeError) as error:  # in use, not allowed, not an address of this machine; no thread
+            except (OSError, UnicodeError, RuntimeError) as error:  # in use, not allowed, no address here; no thread
                 refusal = error
                 continue
             log.info("The producers of this process show their metrics at %s, port %d, path /metrics", host, port)

@@ -426,6 +426,14 @@ def test_dead_letters_belong_to_the_transaction() -> None:
     assert (transaction.rows, transaction.marked, transaction.is_prepared) == (6, 6, True)
 
 
+def test_row_for_the_decision_topic_is_a_dead_letter() -> None:
+    used = config(None, **{"delivery.guarantee": "exactly-once", "decision.topic": "decisions"})
+    bench = Bench(used, transaction=CountingTransaction())
+    bench.write(value=pa.array(["a", "b"]), topic=pa.array(["t", "decisions"]))
+    assert [sent.topic for sent in bench.producer.sent] == ["dead", "t"]
+    assert b"only its drivers write" in bench.dead()[0]["headers"]["__sink.errors.exception.message"]
+
+
 def test_a_batch_that_is_written_already_is_counted_and_asks_no_broker() -> None:
     """Its fingerprint is the same, whatever the brokers said about its rows before."""
     first, second = CountingTransaction(), CountingTransaction(is_written_already=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -14,12 +15,12 @@ from support.scripted_producer import ScriptedPool, ScriptedProducer, Sent
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import KafkaError, RecordTooLargeError
+from spark_kafka_sink.common.errors import InvalidTopicError, KafkaError, RecordTooLargeError
 from spark_kafka_sink.producer.writes import Delivered, WriteReport
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink import delivery as delivery_module
 from spark_kafka_sink.sink.delivery import TaskDelivery, report_columns, task_report
-from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.options import DECISION_TOPIC, SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
 
 
@@ -129,6 +130,30 @@ def test_rows_refused_by_the_transaction_are_not_sent() -> None:
     delivery.finish()
     assert transaction.asked == ["takes 1 rows of t"]
     assert producer.sent == []
+
+
+@pytest.mark.parametrize("takes_rows", [True, False])
+def test_row_for_the_decision_topic_is_refused_unless_it_is_written_already(takes_rows: bool) -> None:
+    """Bug: a row whose topic column names the decision topic could decide for any query."""
+    producer = ScriptedProducer()
+    transaction = ScriptedTransaction(producer, takes_rows=takes_rows)
+    config = SinkConfig.from_options(
+        {"kafka.bootstrap.servers": "h:1", "delivery.guarantee": "exactly-once", "decision.topic": "d"}
+    )
+    delivery = TaskDelivery(config, ScriptedPool(producer), transaction)
+    delivery.send("t", RecordColumns(pa.array([b"v"])))
+    with pytest.raises(InvalidTopicError, match=r"A row names topic d: .*decisions") if takes_rows else nullcontext():
+        delivery.send("d", RecordColumns(pa.array([b"v"])))
+    assert [sent.topic for sent in producer.sent] == (["t"] if takes_rows else [])
+
+
+def test_row_for_the_topic_of_others_decisions_is_sent_at_least_once() -> None:
+    """As in a copy of a whole cluster."""
+    producer = ScriptedProducer()
+    delivery = TaskDelivery(SinkConfig.from_options({"kafka.bootstrap.servers": "h:1"}), ScriptedPool(producer))
+    delivery.send(DECISION_TOPIC, RecordColumns(pa.array([b"v"])))
+    delivery.finish()
+    assert len(producer.sent) == 1
 
 
 def test_task_reports_the_time_of_each_phase() -> None:

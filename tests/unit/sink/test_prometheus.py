@@ -24,6 +24,7 @@ from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.sink import prometheus
 from spark_kafka_sink.sink.arrow_writer import write_arrow
+from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 from spark_kafka_sink.sink.prometheus import PoolCollector, serve
@@ -281,6 +282,14 @@ def test_option_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPa
         SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "metrics.port": "9250"})
 
 
+def test_executor_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the task failed with the name of a module, after it had begun its transaction."""
+    asked = SinkConfig.from_options({"kafka.bootstrap.servers": "h:1", "topic": "t", "metrics.port": "9250"})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"prometheus_client, on the executors too: pip install"):
+        TaskDelivery(asked, pool())
+
+
 def test_server_looks_up_no_name(stopping: None, free_ports: range, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: the task waited for a resolver that does not answer, for a name that nobody reads."""
     looked_up: list[str] = []
@@ -288,6 +297,12 @@ def test_server_looks_up_no_name(stopping: None, free_ports: range, monkeypatch:
     serve(pool(), "127.0.0.1", free_ports)
     assert looked_up == []
     assert samples(free_ports[0]) == {}
+
+
+def test_host_that_no_name_can_be_does_not_stop_the_task(free_ports: range, caplog: pytest.LogCaptureFixture) -> None:
+    """Bug: the task failed with the UnicodeError of the look-up."""
+    serve(pool(), "a..b", free_ports)
+    assert "none of these ports is free at metrics.host=a..b" in caplog.text
 
 
 def test_system_without_threads_does_not_stop_the_task(
