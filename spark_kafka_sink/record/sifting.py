@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -90,8 +91,14 @@ class TopicLimits(NamedTuple):
     """Whether the brokers say that no topic can have this name."""
 
 
-LimitsOf: TypeAlias = Callable[[str, int | None], TopicLimits]
-"""Returns the limits of a topic, given the highest partition that rows name, or None if they name none."""
+class LimitsOf(Protocol):
+    """Tells the limits of a topic, at least as new as a row needs that they refuse."""
+
+    def __call__(self, topic: str, highest: int | None, largest: int | None = None) -> TopicLimits:
+        """Return the limits. `highest`: the highest partition that rows name, None if they name none. `largest`: the
+        bytes of the largest batch with one of the rows alone, None if it is not known or small.
+        """
+        ...
 
 
 class Unwritable(NamedTuple):
@@ -193,15 +200,13 @@ def lone_batch_size(key: bytes | None, value: bytes | None, headers: Sequence[He
     return seal([run.chunk], 1, 0, 0, codec).size
 
 
-def fits(content: RowContent, headers: Sequence[Header], rules: SiftRules, max_message_bytes: int | None) -> bool:
-    """Return whether a record with the key and value of `content`, and `headers`, is within the producer's limit and
-    the topic's.
+def sendable_size(content: RowContent, headers: Sequence[Header], rules: SiftRules) -> int | None:
+    """Return the bytes of a batch with a record of the key and value of `content`, and `headers`, alone. None if the
+    producer refuses it.
     """
     if record_size_upper_bound(content.key, content.value, headers) + HEADER_SIZE > rules.max_bytes:
-        return False
-    if max_message_bytes is None:
-        return True
-    return lone_batch_size(content.key, content.value, headers, rules.codec) <= max_message_bytes
+        return None
+    return lone_batch_size(content.key, content.value, headers, rules.codec)
 
 
 def _header(entry: Mapping[str, bytes | str | None] | None) -> Header:
@@ -390,7 +395,7 @@ def _check_limits(search: _Search, rows: _Rows, rules: SiftRules, limits_of: Lim
             _check_partitions(search, rows.partitions, is_own, limits.partitions)
         most = limits.max_message_bytes
         if most is not None and _most_of_batch(int(largest[index]), rules.codec) > most:
-            _check_message_sizes(search, rows, is_own, rules, most)
+            _check_message_sizes(search, rows, is_own, rules, most, partial(limits_of, name, None))
 
 
 def _check_partitions(search: _Search, partitions: Int64Array, is_own: BoolArray, count: int | None) -> None:
@@ -408,9 +413,16 @@ def _most_of_batch(size: _Sizes, codec: Codec) -> _Sizes:
     return size + HEADER_SIZE if codec.id == 0 else size + size // 5 + HEADER_SIZE + 64
 
 
-def _check_message_sizes(search: _Search, rows: _Rows, is_own: BoolArray, rules: SiftRules, most: int) -> None:
+def _check_message_sizes(
+    search: _Search,
+    rows: _Rows,
+    is_own: BoolArray,
+    rules: SiftRules,
+    most: int,
+    limits_for: Callable[[int], TopicLimits],
+) -> None:
     """Note the records that are larger than max.message.bytes alone in a batch. The compressed size is found by
-    compressing the records that may be too large.
+    compressing the records that may be too large. `limits_for`: the limits for a batch of so many bytes.
     """
     codec = rules.codec
     suspects = np.flatnonzero(is_own & ~search.is_bad & (_most_of_batch(rows.sizes, codec) > most))
@@ -424,8 +436,10 @@ def _check_message_sizes(search: _Search, rows: _Rows, is_own: BoolArray, rules:
             key = None if records.key is None else records.key[index].as_py()
             own = () if records.headers is None else map(_header, records.headers[index].as_py())
             sizes[row] = lone_batch_size(key, records.value[index].as_py(), list(own), codec)
-    search.note(
-        sizes > most,
-        RecordTooLargeError,
-        lambda row: f"the record takes {sizes[row]} bytes, more than max.message.bytes={most} of the topic",
-    )
+    newest = limits_for(int(sizes.max())).max_message_bytes
+    if newest is not None:
+        search.note(
+            sizes > newest,
+            RecordTooLargeError,
+            lambda row: f"the record takes {sizes[row]} bytes, more than max.message.bytes={newest} of the topic",
+        )

@@ -98,8 +98,8 @@ def with_column_formats(
         found = _resolved(formats, types, config.topic)
         if stream is not None:
             _of_streams[key] = found
-            while len(_of_streams) > _MOST_STREAMS:
-                _of_streams.pop(next(iter(_of_streams)), None)  # another thread may have taken it out
+            for old in [*_of_streams][:-_MOST_STREAMS]:
+                _of_streams.pop(old, None)  # another thread may have taken it out
     return replace(config, formats=None, column_formats=found)
 
 

@@ -28,7 +28,7 @@ from spark_kafka_sink.record.sifting import (
     SiftRules,
     Unwritable,
     contents,
-    fits,
+    sendable_size,
     unwritable_rows,
     without_rows,
 )
@@ -160,12 +160,14 @@ class DeadLetters:
             raise too_many(self._found, self._most, self.first)
 
     def _records(self, rows: Sequence[RowContent], first_row: int, header: Header | None) -> RecordColumns:
-        limit = self._limits_of(self.topic, None).max_message_bytes
         more = [() if header is None or _has(row, header[0]) else (header,) for row in rows]
-        fitting = [
-            self._fitting(row, [*self._reasons(row, first_row), *own], limit)
-            for row, own in zip(rows, more, strict=True)
-        ]
+        reasons = [[*self._reasons(row, first_row), *own] for row, own in zip(rows, more, strict=True)]
+        sizes = (
+            sendable_size(row, _headers(row, own, ()), self._rules) for row, own in zip(rows, reasons, strict=True)
+        )
+        largest = max((size for size in sizes if size is not None), default=None)
+        limit = self._limits_of(self.topic, None, largest).max_message_bytes
+        fitting = [self._fitting(row, own, limit) for row, own in zip(rows, reasons, strict=True)]
         return RecordColumns.from_rows(
             [row.value for row, _ in fitting],
             [row.key for row, _ in fitting],
@@ -180,7 +182,8 @@ class DeadLetters:
         left_out: list[str] = []
         headers = _headers(row, reasons, left_out)
         for part in ("value", "headers", "key"):
-            if fits(row, headers, self._rules, max_message_bytes):
+            size = sendable_size(row, headers, self._rules)
+            if size is not None and (max_message_bytes is None or size <= max_message_bytes):
                 break
             left_out.append(part)
             row = _without(row, part)

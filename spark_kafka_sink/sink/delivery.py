@@ -205,7 +205,7 @@ class TaskDelivery:
                 self._transaction.takes(topic, rows)
         if letters.records is None:
             return
-        self.counts.check()
+        self._check()
         for part in self._allowed(letters.records):
             self._begin()
             assert self._dead is not None
@@ -218,7 +218,7 @@ class TaskDelivery:
     def _new_limiter(self) -> WriteLimiter:
         from spark_kafka_sink.sink.limits.limiter import WriteLimiter  # only if there is a limit
 
-        return WriteLimiter.of_task(self.config, self._acknowledged, self.counts.check)
+        return WriteLimiter.of_task(self.config, self._acknowledged, self._check)
 
     def _new_trace(self) -> TaskTrace:
         check_telemetry(", on the executors too")

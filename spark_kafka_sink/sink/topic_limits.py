@@ -1,8 +1,8 @@
 """What the brokers say about a topic: how many partitions it has, and how large a record it takes.
 
 Asked for by the tasks of a sink with dead letters, once for each topic and process, and again after
-metadata.max.age.ms or for a row whose partition the last answer did not have. Uses the client of the process. Any
-thread may call.
+metadata.max.age.ms or for a row that the last answer refuses: partitions may have been added, and max.message.bytes
+raised. Uses the client of the process. Any thread may call.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from spark_kafka_sink.sink.exactly_once.cluster import process_client
 log = logging.getLogger(__name__)
 
 _MAX_BYTES: Final = "max.message.bytes"
+_NEW_MS: Final = 1_000
+"""A newer answer is not asked for again because of a size: each batch of a task may have rows that are too large."""
 
 Read = Callable[[str], TopicLimits]
 
@@ -47,19 +49,29 @@ class TopicLimitsCache:
         self._max_age_ms = max_age_ms
         self._known: dict[str, _Known] = {}
 
-    def of(self, topic: str, highest: int | None) -> TopicLimits:
-        """Return the limits of `topic`; `highest` is the highest partition that a row names. A topic that does not
-        exist yet has no limits: the producer waits for it. Raises KafkaError if the brokers could not be asked.
+    def of(self, topic: str, highest: int | None, largest: int | None = None) -> TopicLimits:
+        """Return the limits of `topic`; `highest` is the highest partition that a row names, `largest` the bytes of the
+        largest batch with one row alone. A topic that does not exist yet has no limits: the producer waits for it.
+        Raises KafkaError if the brokers could not be asked.
         """
         known = self._known.get(topic)
-        if known is not None and self._clock.now_ms() - known.read_ms < self._max_age_ms:
-            count = known.limits.partitions
-            if highest is None or (count is not None and highest < count):
+        if known is not None:
+            age_ms = self._clock.now_ms() - known.read_ms
+            is_in_doubt = _lacks(known.limits, highest) or (age_ms >= _NEW_MS and _is_below(known.limits, largest))
+            if age_ms < self._max_age_ms and not is_in_doubt:
                 return known.limits
         limits = self._read(topic)
         if limits.partitions is not None or limits.is_invalid:
             self._known[topic] = _Known(limits, self._clock.now_ms())
         return limits
+
+
+def _lacks(limits: TopicLimits, partition: int | None) -> bool:
+    return partition is not None and (limits.partitions is None or partition >= limits.partitions)
+
+
+def _is_below(limits: TopicLimits, size: int | None) -> bool:
+    return size is not None and limits.max_message_bytes is not None and size > limits.max_message_bytes
 
 
 _CACHES: Final[dict[tuple[int, object], TopicLimitsCache]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -21,13 +21,14 @@ from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.encoder import record_size_upper_bound
 from spark_kafka_sink.record.sifting import (
     Columns,
+    LimitsOf,
     RowContent,
     SiftRules,
     TopicLimits,
     Unwritable,
     contents,
-    fits,
     lone_batch_size,
+    sendable_size,
     unwritable_rows,
     without_rows,
 )
@@ -50,8 +51,8 @@ def rules(**changes: Any) -> SiftRules:
     return SiftRules(**(usual | changes))
 
 
-def limits(**given: Any) -> Callable[[str, int | None], TopicLimits]:
-    return lambda _topic, _highest: TopicLimits(**given)
+def limits(**given: Any) -> LimitsOf:
+    return lambda _topic, _highest, _largest=None: TopicLimits(**given)
 
 
 def names(*cells: str | bytes | None) -> pa.Array:
@@ -209,10 +210,10 @@ def test_rows_that_the_caller_found_are_not_checked_again() -> None:
 
 
 def test_limits_are_those_of_each_topic() -> None:
-    asked: list[tuple[str, int | None]] = []
+    asked: list[tuple[str, int | None, bool]] = []
 
-    def of(topic: str, highest: int | None) -> TopicLimits:
-        asked.append((topic, highest))
+    def of(topic: str, highest: int | None, largest: int | None = None) -> TopicLimits:
+        asked.append((topic, highest, largest is not None))
         return {
             "small": TopicLimits(partitions=1, max_message_bytes=150),
             "gone": TopicLimits(),
@@ -232,7 +233,30 @@ def test_limits_are_those_of_each_topic() -> None:
         (4, SerializationError),
         (5, SerializationError),
     ]
-    assert sorted(asked, key=str) == [("gone", 7), ("refused", None), ("small", 1)]
+    assert sorted(asked, key=str) == [
+        ("gone", 7, False),
+        ("refused", None, False),
+        ("small", 1, False),
+        ("small", None, True),
+    ]
+
+
+def test_newest_limit_counts_for_a_record_that_is_too_large() -> None:
+    """Bug: a record was refused by an answer of minutes ago, although the topic took it by then."""
+    newest: list[int | None] = [700, 600, None]
+    asked: list[int] = []
+
+    def of(topic: str, highest: int | None, largest: int | None = None) -> TopicLimits:
+        if largest is None:
+            return TopicLimits(1, 500)
+        asked.append(largest)
+        return TopicLimits(1, newest.pop(0))
+
+    whole = {"value": pa.array([b"x" * 550, b"y" * 450, b"z" * 300])}
+    found = [unwritable_rows(whole, rules(), of) for _ in range(3)]
+    assert [[(each.row, each.error) for each in rows] for rows in found] == [[], [(0, RecordTooLargeError)], []]
+    assert "more than max.message.bytes=600 of the topic" in found[1][0].reason
+    assert min(asked) == max(asked) > 600
 
 
 def test_without_brokers_their_limits_are_left_out() -> None:
@@ -308,9 +332,8 @@ def test_topics_may_have_any_layout(as_type: pa.DataType) -> None:
     assert [each.row for each in unwritable_rows(whole, rules(topic=None), None)] == [1, 2]
 
 
-def test_a_dead_letter_fits_within_both_limits() -> None:
+def test_size_of_a_dead_letter_is_that_of_its_lone_batch() -> None:
     content = RowContent(Unwritable(0, KafkaError, ""), None, None, None, True, b"k", b"v" * 100, [])
     size = lone_batch_size(b"k", b"v" * 100, [], codec_for("none"))
-    assert fits(content, [], rules(max_bytes=1_000), size)
-    assert not fits(content, [], rules(max_bytes=1_000), size - 1)
-    assert not fits(content, [], rules(max_bytes=HEADER_SIZE + 100), None)
+    assert sendable_size(content, [], rules(max_bytes=1_000)) == size
+    assert sendable_size(content, [], rules(max_bytes=HEADER_SIZE + 100)) is None  # the producer refuses it

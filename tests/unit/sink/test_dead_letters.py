@@ -56,15 +56,20 @@ class Bench:
     ) -> None:
         self.asked: list[str] = []
         self.limits = limits or {}
+        self.newest: dict[str, TopicLimits] = {}
+        """What brokers say when they are asked again."""
         self.producer = ScriptedProducer()
         self.pool = ScriptedPool(self.producer)
         self.config = used or config()
         self.letters = DeadLetters(self.config, self._limits_of, place)
         self.delivery = TaskDelivery(self.config, self.pool, transaction, self.letters)
 
-    def _limits_of(self, topic: str, highest: int | None) -> TopicLimits:
+    def _limits_of(self, topic: str, highest: int | None, largest: int | None = None) -> TopicLimits:
         self.asked.append(topic)
-        return self.limits.get(topic, TopicLimits(partitions=4))
+        limits = self.limits.get(topic, TopicLimits(partitions=4))
+        if largest is not None and limits.max_message_bytes is not None and largest > limits.max_message_bytes:
+            return self.newest.get(topic, limits)
+        return limits
 
     def write(self, **columns: pa.Array) -> None:
         self.write_batches(columns)
@@ -166,6 +171,22 @@ def test_a_record_too_large_for_its_topic_is_whole_in_a_topic_that_takes_it() ->
     bench.write(value=pa.array([b"x" * 600, b"y"]))
     assert (bench.values("orders"), bench.values("dead")) == ([b"y"], [b"x" * 600])
     assert "__sink.errors.left.out" not in bench.dead()[0]["headers"]
+
+
+def test_max_message_bytes_that_was_raised_counts_at_once() -> None:
+    """Bug: a row that the topic took was a dead letter, and a dead letter that its topic took had no value."""
+    bench = Bench(limits={"orders": TopicLimits(4, 500), "dead": TopicLimits(4, 500)})
+    bench.newest["orders"] = TopicLimits(4, 800)
+    bench.write(value=pa.array([b"x" * 600, b"y" * 900]))
+    assert bench.values("orders") == [b"x" * 600]
+    (letter,) = bench.dead()
+    assert (letter["value"], letter["headers"]["__sink.errors.left.out"]) == (None, b"value")
+    again = Bench(limits=bench.limits)
+    again.newest["dead"] = TopicLimits(4, 5_000)
+    again.write(value=pa.array([b"y" * 900]))
+    (letter,) = again.dead()
+    assert letter["value"] == b"y" * 900
+    assert "__sink.errors.left.out" not in letter["headers"]
 
 
 def test_rows_with_good_and_bad_cells_are_parted() -> None:
@@ -368,6 +389,16 @@ def test_a_dead_letter_that_is_not_acknowledged_fails_the_task() -> None:
     with pytest.raises(KafkaTimeoutError, match="dead-0: late"):
         bench.write(value=pa.array(["v", "w"]), partition=pa.array([0, -1], pa.int32()))
     assert bench.pool.dead_letters() == {}
+
+
+def test_dead_letter_that_failed_stops_the_task_before_it_sends_more() -> None:
+    """Bug: the task sent the rest of its rows, perhaps for hours, and failed at its end."""
+    bench = Bench()
+    bench.producer.on_send = lambda sent: sent.report(KafkaTimeoutError("late")) if sent.topic == "dead" else None
+    bad = {"value": pa.array(["v"]), "partition": pa.array([-1], pa.int32())}
+    with pytest.raises(KafkaTimeoutError, match="dead-0: late"):
+        bench.write_batches(bad, {"value": pa.array(["v"]), "partition": pa.array([0], pa.int32())})
+    assert bench.values("orders") == []
 
 
 def test_rows_interface_logs_its_dead_letters(caplog: pytest.LogCaptureFixture) -> None:

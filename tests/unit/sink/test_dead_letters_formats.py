@@ -75,7 +75,9 @@ class Bench:
         self.pool = ScriptedPool(self.producer)
         plain = SinkConfig.from_options({**OPTIONS, **(options or {})})
         self.config = replace(plain, column_formats=ResolvedFormats(value, key))
-        letters = DeadLetters(self.config, lambda _topic, _highest: TopicLimits(4, most_bytes), TaskPlace(3, "7"))
+        letters = DeadLetters(
+            self.config, lambda _topic, _highest, _largest=None: TopicLimits(4, most_bytes), TaskPlace(3, "7")
+        )
         self.delivery = TaskDelivery(self.config, self.pool, transaction, letters)
 
     def write(self, *batches: Mapping[str, pa.Array]) -> Bench:

@@ -58,6 +58,23 @@ def test_a_partition_that_is_not_known_is_asked_for_each_time(cache: TopicLimits
     assert brokers.asked == ["t"] * 3
 
 
+def test_a_size_above_the_last_answer_is_asked_for_once_in_a_second(
+    cache: TopicLimitsCache, brokers: Brokers, clock: FakeClock
+) -> None:
+    """Bug: max.message.bytes that was raised did not count for minutes: rows that the topic took were dead letters."""
+    assert cache.of("t", None).max_message_bytes == 1_000
+    brokers.limits["t"] = TopicLimits(4, 2_000)
+    clock.advance(999)
+    assert cache.of("t", None, 1_001).max_message_bytes == 1_000
+    clock.advance(1)
+    assert [cache.of("t", 3, size).max_message_bytes for size in (1_000, 1_001, 2_000)] == [1_000, 2_000, 2_000]
+    assert brokers.asked == ["t"] * 2
+    brokers.limits["t"] = TopicLimits(4)  # not for this principal any more
+    clock.advance(1_000)
+    assert [cache.of("t", None, size).max_message_bytes for size in (2_001, 9_999)] == [None, None]
+    assert brokers.asked == ["t"] * 3
+
+
 def test_limits_are_read_again_after_some_time(cache: TopicLimitsCache, brokers: Brokers, clock: FakeClock) -> None:
     cache.of("t", None)
     brokers.limits["t"] = TopicLimits(4, 500)

@@ -373,7 +373,7 @@ LETTERS = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead
 
 
 def size_limits(limit: TopicLimits) -> Any:
-    return lambda topic, highest: limit
+    return lambda topic, highest, largest=None: limit
 
 
 @pytest.mark.parametrize("has_own", [False, True])
