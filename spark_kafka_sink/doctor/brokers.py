@@ -13,6 +13,7 @@ from typing import Final
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
     AuthenticationError,
+    ClusterAuthorizationError,
     DisconnectError,
     IllegalSaslStateError,
     KafkaError,
@@ -300,14 +301,17 @@ def _has(contact: Contact, key: ApiKey, version: int) -> bool:
     return theirs is not None and theirs.latest >= version
 
 
+def _why_without_time(answer: KafkaError | None) -> str:
+    if isinstance(answer, ClusterAuthorizationError):  # its own text is about permissions to write
+        return "this needs DESCRIBE on the cluster"
+    return "no answer had a time (needs KRaft, Kafka 3.3)" if answer is None else one_line(str(answer))
+
+
 def judge_clock(answer: int | KafkaError | None, now_ms: int) -> Finding:
     """`answer`: of `time_of_brokers`; `now_ms`: this machine's time of day when it came."""
     area, what = Area.CLOCK, "this machine's time"
     if answer is None or isinstance(answer, KafkaError):
-        why = "no answer had a time" if answer is None else one_line(str(answer))
-        return not_checked(
-            area, what, f"the brokers did not say theirs (needs KRaft, Kafka 3.3, and DESCRIBE on the cluster): {why}"
-        )
+        return not_checked(area, what, f"the brokers did not say theirs: {_why_without_time(answer)}")
     ahead_ms = now_ms - answer
     seen = f"{abs(ahead_ms) / 1000:,.0f} s {'ahead of' if ahead_ms > 0 else 'behind'} the brokers' controller"
     if ahead_ms > CLOCK_MUCH_MS:

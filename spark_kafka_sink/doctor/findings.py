@@ -327,7 +327,7 @@ PROBLEMS: Final[dict[str, Problem]] = {
     "describe-denied": Problem(
         _FAULT,
         "This user may not see the topic, or it does not exist: brokers answer the same.",
-        f"{_ACLS} Describe --topic {{topic}}",
+        f"Grant what the sink needs, which includes DESCRIBE: {_ACLS} {{operations}} --topic {{topic}}",
     ),
     "write-denied": Problem(_FAULT, "This user may not write into the topic.", f"{_ACLS} Write --topic {{topic}}"),
     "read-denied": Problem(_FAULT, "This user may not read the decision topic.", f"{_ACLS} Read --topic {{topic}}"),

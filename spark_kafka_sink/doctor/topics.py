@@ -211,14 +211,14 @@ def judge_topic(
     of a broker.
     """
     area, what, quoted = Area.TOPICS, LABELS[option], shlex.quote(topic.name)
-    if (refused := _refused(topic, area, what)) is not None:
+    if (refused := _refused(topic, area, what, "Write")) is not None:
         return [refused]
     if topic.is_missing:
         return [_missing(topic, what, option, creation, broker)]
     if topic.error is not None:
         return [not_checked(area, what, _of(topic, one_line(str(topic.error))))]
     replicas = sorted({each.replicas for each in topic.partitions})
-    found = [ok(area, what, _of(topic, f"{len(topic.partitions)} partitions, {_or(replicas)} replicas"))]
+    found = [ok(area, what, _of(topic, f"{len(topic.partitions)} partitions, {_replicas(replicas)}"))]
     found += judge_partitions(topic, what, needs_all=config.acks == -1)
     if topic.configs_error is not None:
         why = _of(topic, f"its settings were not read (DESCRIBE_CONFIGS on it): {one_line(str(topic.configs_error))}")
@@ -226,13 +226,16 @@ def judge_topic(
     return found + _limits(topic, what, quoted, config)
 
 
-def _refused(topic: Topic, area: Area, what: str) -> Finding | None:
-    """Return the problem of a topic that the broker does not describe, but for a missing one."""
+def _refused(topic: Topic, area: Area, what: str, needed: str) -> Finding | None:
+    """Return the problem of a topic that the broker does not describe, but for a missing one. `needed`: the operations
+    that the sink needs, which include DESCRIBE, as arguments of kafka-acls.sh.
+    """
     if isinstance(topic.error, InvalidTopicError):
         return problem("topic-name-invalid", area, what, _of(topic, "brokers refuse this name"))
     if isinstance(topic.error, TopicAuthorizationError):
         seen = _of(topic, "this user may not see it, or it does not exist")
-        return problem("describe-denied", Area.PERMISSIONS, what, seen, topic=shlex.quote(topic.name))
+        quoted = shlex.quote(topic.name)
+        return problem("describe-denied", Area.PERMISSIONS, what, seen, topic=quoted, operations=needed)
     return None
 
 
@@ -323,7 +326,7 @@ def judge_permissions(topic: Topic, option: str, operations: Sequence[str]) -> l
     return found
 
 
-_DENIED: Final = {"DESCRIBE": "describe-denied", "WRITE": "write-denied", "READ": "read-denied"}
+_DENIED: Final = {"WRITE": "write-denied", "READ": "read-denied"}
 
 
 def judge_producer_id(error: KafkaError | None) -> Finding:
@@ -341,14 +344,14 @@ def judge_decision_topic(topic: Topic, nodes: int, *, is_prefix_known: bool | No
     coordinator knows the driver of the prefix; None if that was not asked.
     """
     area, what, quoted = Area.EXACTLY_ONCE, LABELS["decision.topic"], shlex.quote(topic.name)
-    if (refused := _refused(topic, area, what)) is not None:
+    if (refused := _refused(topic, area, what, "Read --operation Write")) is not None:
         return [refused]
     if topic.is_missing:
         return _missing_decisions(topic, what, quoted, is_prefix_known)
     if topic.error is not None:
         return [not_checked(area, what, _of(topic, one_line(str(topic.error))))]
     replicas = min((each.replicas for each in topic.partitions), default=0)
-    found = [ok(area, what, _of(topic, f"{len(topic.partitions)} partitions, {replicas} replicas"))]
+    found = [ok(area, what, _of(topic, f"{len(topic.partitions)} partitions, {_replicas([replicas])}"))]
     found += judge_partitions(topic, what, needs_all=True)
     if replicas == 1 and nodes >= _FEW_REPLICAS_MATTER_FROM:
         seen = _of(topic, f"one replica on {nodes} brokers")
@@ -389,5 +392,6 @@ def _some(numbers: Sequence[int]) -> str:
     return f"partition{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:_MOST_NAMED]))}{more}"
 
 
-def _or(numbers: Sequence[int]) -> str:
-    return " or ".join(map(str, numbers)) or "no"
+def _replicas(counts: Sequence[int]) -> str:
+    """Return how many replicas the partitions of a topic have. `counts` has each number once."""
+    return f"{' or '.join(map(str, counts)) or 'no'} {'replica' if list(counts) == [1] else 'replicas'}"

@@ -134,3 +134,9 @@ def test_clock_is_compared_with_the_brokers(ahead_ms: int, name: str) -> None:
 def test_clock_is_not_checked_if_the_brokers_do_not_say_theirs(answer: KafkaError | None) -> None:
     found = judge_clock(answer, NOW_MS)
     assert found.status is Status.NOT_CHECKED
+
+
+def test_unchecked_clock_names_the_permission_that_it_needs() -> None:
+    """Bug: the advice was IDEMPOTENT_WRITE, the text of the broker's error code for a producer."""
+    error = ClusterAuthorizationError("Not authorized for the cluster: grant IDEMPOTENT_WRITE.")
+    assert judge_clock(error, NOW_MS).seen == "the brokers did not say theirs: this needs DESCRIBE on the cluster"
