@@ -458,7 +458,8 @@ class TransactionQueue:
     def __init__(
         self, transactional_id: str, retry_backoff: ExponentialBackoff, lock: threading.RLock, pending: PendingOperation
     ) -> None:
-        self._transactional_id = transactional_id
+        self.transactional_id = transactional_id
+        """That of the manager, which may change; log lines begin with it."""
         self.in_flight: TransactionRequest | None = None
         self._retry_backoff = retry_backoff
         self._lock = lock
@@ -579,7 +580,7 @@ class TransactionQueue:
         finally:
             said, self._said = self._said, []
             for level, line in said:
-                log.log(level, "%s: %s", self._transactional_id, line)
+                log.log(level, "%s: %s", self.transactional_id, line)
 
     def take(self, request: TransactionRequest) -> bool:
         """Take `request` out, to send it. Return False if another thread has withdrawn it."""

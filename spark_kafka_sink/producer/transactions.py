@@ -310,7 +310,7 @@ class TransactionManager:
                 return pending
             self.machine.raise_error()
             self.machine.move_to(State.INITIALIZING)
-            self.transactional_id = requested_id
+            self.transactional_id = self._queue.transactional_id = requested_id
             result = self.pending.begin("init_transactions", requested_id)
             self._enqueue_init(NO_PRODUCER, result)
             return result

@@ -295,3 +295,14 @@ def test_log_handler_may_use_the_transaction(monkeypatch: pytest.MonkeyPatch) ->
     for text in ("producer id", "sending AddPartitionsToTxn", "attempt 5 was refused", "aborting the open transaction"):
         assert any(text in line for line in lines), (text, lines)
     assert held_during == []
+
+
+def test_log_lines_name_the_transactional_id_of_the_task(caplog: pytest.LogCaptureFixture) -> None:
+    """Bug: they named the id that the producer was made with, which all tasks of a pool share and no broker sees."""
+    harness = TransactionHarness(1)
+    harness.producer.init_transactions()
+    with caplog.at_level(logging.DEBUG, "spark_kafka_sink.producer"):
+        harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ConcurrentTransactionsError), times=5)
+        harness.producer.init_transactions("orders-task-3")
+    told = [line for line in caplog.messages if "attempt 5 was refused" in line or "producer id" in line]
+    assert [line.partition(": ")[0] for line in told] == ["orders-task-3"] * 2
