@@ -9,7 +9,7 @@ as `pattern` or `maximum`, is not. Runs on the driver and at the start of a task
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -155,16 +155,14 @@ class _Fitter:
             return [{}]
         if not isinstance(schema, dict):
             raise SchemaError(f"{path}: the JSON Schema allows no value, or is no JSON Schema.")
-        if "$ref" in schema:
-            return self._alternatives(self._referred(schema["$ref"], path), path, depth + 1)
         if "allOf" in schema or "not" in schema or "if" in schema:
             raise SchemaError(
                 f"{path}: allOf, not and if in a JSON Schema are not supported. Write the schema without."
             )
-        key = next((key for key in ("oneOf", "anyOf") if isinstance(schema.get(key), list)), None)
+        key, named = self._named_schemas(schema, path)
         if key is not None:
             beside = self._alternatives({name: schema[name] for name in schema if name != key}, path, depth + 1)
-            parts = [each for part in schema[key] for each in self._alternatives(part, path, depth + 1)]
+            parts = [each for part in named for each in self._alternatives(part, path, depth + 1)]
             both = (_both(one, part, path) for one in beside for part in parts)
             possible = [each for each in both if each is not None]
             if not possible:
@@ -172,6 +170,14 @@ class _Fitter:
             return possible
         kinds = schema.get("type")
         return [{**schema, "type": kind} for kind in kinds] if isinstance(kinds, list) else [schema]
+
+    def _named_schemas(self, schema: Mapping[str, Any], path: str) -> tuple[str | None, Sequence[Any]]:
+        """Return the key under which other schemas count, beside the rest, and these. Since 2019 what stands beside
+        $ref counts as well; earlier versions of JSON Schema ignore it.
+        """
+        if "$ref" in schema:
+            return "$ref", [self._referred(schema["$ref"], path)]
+        return next(((key, schema[key]) for key in ("oneOf", "anyOf") if isinstance(schema.get(key), list)), (None, ()))
 
     def _referred(self, reference: Any, path: str) -> Any:
         found = self.root
@@ -240,8 +246,8 @@ def _any_number(node: Node) -> Node:
 
 
 def _both(one: dict[str, Any], part: dict[str, Any], path: str) -> dict[str, Any] | None:
-    """Return a schema that says what both say: what stands beside oneOf or anyOf, and one of its parts. None if their
-    types exclude each other. Raises SchemaError for what cannot be said in one schema.
+    """Return a schema that says what both say: what stands beside $ref, oneOf or anyOf, and one of its parts. None if
+    their types exclude each other. Raises SchemaError for what cannot be said in one schema.
     """
     types = {each["type"] for each in (one, part) if "type" in each}
     if types == {"integer", "number"}:
@@ -251,8 +257,8 @@ def _both(one: dict[str, Any], part: dict[str, Any], path: str) -> dict[str, Any
     clash = _clash(one, part)
     if clash is not None:
         raise SchemaError(
-            f"{path}: the JSON Schema has {clash} beside oneOf or anyOf, which changes what is in it. Write it into"
-            " each of the schemas of oneOf or anyOf."
+            f"{path}: the JSON Schema has {clash} beside $ref, oneOf or anyOf, which changes what is in it. Write it"
+            " into each of the other schemas."
         )
     made = {**one, **part}
     if types:

@@ -209,13 +209,24 @@ def test_what_stands_beside_alternatives_counts(key: str) -> None:
         encode(numbers, of(a={"type": "number", key: [{"type": "integer"}]}))
 
 
+def test_what_stands_beside_a_reference_counts() -> None:
+    """Bug: only the schema that it names was checked. JSON Schema counts both since 2019."""
+    column = pa.array([{"a": 1, "b": 2}, {"a": None, "b": 2}], A_AND_B)
+    schema = {"$ref": "#/$defs/x", "description": "x", "required": ["a"], "$defs": {"x": of(a={"type": "integer"})}}
+    assert encode(column, schema) == (['{"a":1,"b":2}', None], [BadRow(1, "value.a", NULL)])
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({**of(a=True), "anyOf": [of(b=True)]}, "value: the JSON Schema has properties beside oneOf or anyOf"),
+        ({**of(a=True), "anyOf": [of(b=True)]}, "value: the JSON Schema has properties beside $ref, oneOf or anyOf"),
         (
             {"additionalProperties": False, "oneOf": [of(a=True, b=True)]},
-            "value: the JSON Schema has additionalProperties beside oneOf or anyOf",
+            "value: the JSON Schema has additionalProperties beside $ref, oneOf or anyOf",
+        ),
+        (
+            {**of(a=True), "$ref": "#/definitions/x", "definitions": {"x": of(b=True)}},
+            "value: the JSON Schema has properties beside $ref",
         ),
         ({"type": "string", "oneOf": [{"type": "object"}]}, "value: oneOf in the JSON Schema allows no value"),
     ],
