@@ -58,6 +58,15 @@ class MetadataUpdater(Protocol):
 
     def fetch_nodes(self) -> Sequence[Node]: ...
 
+    @property
+    def cluster_id(self) -> str | None:
+        """The cluster of the metadata; None if no broker has named it since the start from bootstrap.servers."""
+        ...
+
+    def note_another_cluster(self) -> None:
+        """A node belongs to another cluster now, and its connection will be closed."""
+        ...
+
     def is_update_due(self, now_ms: int) -> bool:
         """Return whether an update must be sent now, and none is in flight."""
         ...
@@ -94,7 +103,7 @@ class DefaultMetadataUpdater:
 
     `recovery_strategy` (metadata.recovery.strategy) "rebootstrap": start again from bootstrap.servers if no known node
     is available (KIP-899), if metadata could not be fetched for `rebootstrap_trigger_ms`, or if a broker asks for it
-    (KIP-1102).
+    (KIP-1102). With "none" only if no known node is left in the cluster.
     """
 
     def __init__(
@@ -113,9 +122,18 @@ class DefaultMetadataUpdater:
         self._in_progress: MetadataRequestAndVersion | None = None
         self._requested_since_ms: int | None = None
         self._must_rebootstrap = False
+        self._is_elsewhere = False
+        """A node belongs to another cluster now, and no metadata has come since."""
 
     def fetch_nodes(self) -> Sequence[Node]:
         return self._metadata.fetch().nodes
+
+    @property
+    def cluster_id(self) -> str | None:
+        return self._metadata.cache.cluster_id
+
+    def note_another_cluster(self) -> None:
+        self._is_elsewhere = True
 
     def is_update_due(self, now_ms: int) -> bool:
         return self._in_progress is None and self._metadata.time_to_next_update(now_ms) == 0
@@ -129,8 +147,9 @@ class DefaultMetadataUpdater:
         if self._requested_since_ms is None:
             self._requested_since_ms = now_ms
         node, is_any_connected = connections.least_loaded(now_ms)
-        is_lost = node is None and not is_any_connected and not self._metadata.fetch().is_bootstrap_configured
-        if is_lost and self._may_rebootstrap:
+        is_lost = not is_any_connected and (node is None or self._is_elsewhere)
+        may_restart = self._may_rebootstrap or self._is_elsewhere
+        if is_lost and may_restart and not self._metadata.fetch().is_bootstrap_configured:
             self._must_rebootstrap = True
             return 0
         if node is None:
@@ -183,17 +202,17 @@ class DefaultMetadataUpdater:
             _log_errors(update, asked.request)
             self._metadata.update(asked.request_version, update, asked.is_partial, now_ms)
             self._requested_since_ms = None
+            self._is_elsewhere = False
 
     def needs_rebootstrap(self, now_ms: int) -> bool:
-        if not self._may_rebootstrap:
-            return False
         waited_ms = now_ms - self._requested_since_ms if self._requested_since_ms is not None else 0
-        return self._must_rebootstrap or waited_ms > self._rebootstrap_trigger_ms
+        is_late = waited_ms > self._rebootstrap_trigger_ms
+        return self._must_rebootstrap or (is_late and self._may_rebootstrap)
 
     def rebootstrap(self, now_ms: int) -> None:
         self._metadata.rebootstrap()
         self._requested_since_ms = now_ms
-        self._must_rebootstrap = False
+        self._must_rebootstrap = self._is_elsewhere = False
 
     def close(self) -> None:
         self._metadata.close()

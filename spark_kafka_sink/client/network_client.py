@@ -12,7 +12,7 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
+from spark_kafka_sink.client.api_versions import CLUSTER_QUESTION, ApiVersions, VersionDiscovery
 from spark_kafka_sink.client.connection_states import ClusterConnectionStates
 from spark_kafka_sink.client.in_flight import InFlightRequest, InFlightRequests
 from spark_kafka_sink.client.metadata_updater import LeastLoadedNode, MetadataUpdater
@@ -29,11 +29,9 @@ from spark_kafka_sink.common.errors import (
     UnsupportedVersionError,
 )
 from spark_kafka_sink.common.texts import one_line
-from spark_kafka_sink.common.version import SOFTWARE_NAME, VERSION
 from spark_kafka_sink.network.channel import ChannelKind, ChannelState, NetworkReceive, NetworkSend, SetupStep
 from spark_kafka_sink.network.sasl.authenticator import FIRST_CORRELATION_ID
 from spark_kafka_sink.protocol.framing import SIZE_BYTES, correlation_id_of, parse_response
-from spark_kafka_sink.protocol.handshake import ApiVersionsRequest
 from spark_kafka_sink.protocol.versions import ApiKey, Message, Request, request_type, to_ms
 
 _InternalHandler = Callable[[InFlightRequest, Message, int], None]
@@ -140,10 +138,9 @@ class NetworkClient:
         self._rng = rng
         self._request_timeout_ms = config.request_timeout_ms
         self._in_flight = InFlightRequests(max_in_flight_requests)
-        self._discovery = VersionDiscovery(api_versions)
+        self._discovery = VersionDiscovery(api_versions, metadata_updater)
         self._metrics = NetworkMetrics()
         self._loss_log = LossLog(log)
-        self._api_versions_request = ApiVersionsRequest(SOFTWARE_NAME, VERSION)
         self._correlation_ids = itertools.count()
         self._aborted: list[ClientResponse] = []
         self._has_news = False
@@ -358,18 +355,18 @@ class NetworkClient:
             self._metrics.request_answered(node_id, response.latency_ms, now_ms)
             responses.append(response)
 
-    def _on_metadata(self, _: InFlightRequest, body: Message, now_ms: int) -> None:
+    def _on_metadata(self, request: InFlightRequest, body: Message, now_ms: int) -> None:
+        node_id = request.request.destination
+        if request.request.request is CLUSTER_QUESTION:
+            self._discovery.on_cluster(node_id, body)
+            self._states.ready(node_id)
+            return
         self._metadata_updater.handle_response(body, now_ms)
         self._has_news = True
 
     def _on_api_versions(self, request: InFlightRequest, body: Message, _: int) -> None:
         node_id = request.request.destination
-        try:
-            is_known = self._discovery.on_response(node_id, request.version, body)
-        except KafkaError as error:
-            text = f"Node {node_id} does not report which versions it supports: {error}"
-            raise error.reworded(text) from error
-        if is_known:
+        if self._discovery.on_versions(node_id, request.version, body):
             self._states.ready(node_id)
 
     def _throttle(self, request: InFlightRequest, body: Message, now_ms: int) -> None:
@@ -386,15 +383,16 @@ class NetworkClient:
                 responses += self._lost(node_id, _Loss(state), now_ms)
 
     def _handle_connections(self, now_ms: int) -> None:
-        """Send ApiVersions to every node that is connected and has done its handshakes."""
+        """Ask every node that is connected and has done its handshakes for its versions, and then for its cluster."""
         for node_id in self._selector.connected:
             if self._states.is_connecting(node_id):
                 self._discovery.begin(node_id)
         for node_id in self._discovery.due():
             if self._selector.is_channel_ready(node_id) and self._in_flight.can_send_more(node_id):
                 self._states.checking_api_versions(node_id)
-                request = self.new_client_request(node_id, self._api_versions_request, now_ms, True)
-                self._send_in_version(request, self._discovery.take_version(node_id), True, now_ms)
+                asked, version = self._discovery.take(node_id)
+                request = self.new_client_request(node_id, asked, now_ms, True)
+                self._send_in_version(request, version, True, now_ms)
 
     def _handle_timed_out(self, responses: list[ClientResponse], now_ms: int) -> None:
         for node_id in self._states.nodes_with_setup_timeout(now_ms):
@@ -473,7 +471,7 @@ class NetworkClient:
         self, node_id: str, loss: _Loss, refusal: KafkaError | None, now_ms: int
     ) -> list[ClientResponse]:
         cancelled = self._in_flight.clear(node_id)
-        if any(each.is_internal and each.request.request.api_key is ApiKey.METADATA for each in cancelled):
+        if any(each.is_internal and _is_update(each.request.request) for each in cancelled):
             self._metadata_updater.handle_failed_request(None, now_ms)
         error = loss.state.error
         nonsense = error if isinstance(error, ProtocolError) else None
@@ -510,6 +508,10 @@ class NetworkClient:
     def _ensure_active(self) -> None:
         if self._is_closed:
             raise DisconnectError("The client is closed.")
+
+
+def _is_update(request: Request) -> bool:
+    return request.api_key is ApiKey.METADATA and request is not CLUSTER_QUESTION
 
 
 def _log_level(state: ChannelState) -> int:

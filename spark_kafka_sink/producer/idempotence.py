@@ -166,6 +166,8 @@ class ProducerIdentity:
         self._init_attempts = 0
         self._init_not_before_ms = 0
         self._init_in_flight = False
+        self._is_init_stale = False
+        """The cluster before was asked: the answer does not count."""
         self._refusal: KafkaError | None = None
         """The last answer, if it refused a producer id."""
         self._unreported: KafkaError | None = None
@@ -191,6 +193,7 @@ class ProducerIdentity:
     def give_up_id(self) -> None:
         """Ask for another producer id, and number what is in flight from 0 under it."""
         self.producer = NO_PRODUCER
+        self._is_init_stale = self._init_in_flight
         self._to_restart.update(self.sequences)
 
     def reason_to_wait(self, topic_partition: TopicPartition) -> str | None:  # noqa: ARG002
@@ -357,6 +360,8 @@ class ProducerIdentity:
     def _handle_init_response(self, body: Message, node_id: str, now_ms: int) -> None:
         """Handle a response. `body` is None if the connection was lost before it came."""
         self._init_in_flight = False
+        if self._is_init_stale:
+            self._is_init_stale, body = False, None
         if self.has_fatal_error:  # another node has refused us meanwhile
             return
         error_code = 0 if body is None else int(body.error_code)

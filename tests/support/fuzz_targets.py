@@ -17,6 +17,7 @@ from support.fake_clock import FakeClock
 
 from spark_kafka_sink.client.api_versions import ApiVersions, VersionDiscovery
 from spark_kafka_sink.client.metadata import Metadata
+from spark_kafka_sink.client.metadata_updater import DefaultMetadataUpdater
 from spark_kafka_sink.client.metadata_view import MetadataResponse
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.common.options import RefusalError
@@ -69,10 +70,13 @@ def _use_metadata(entity: Any) -> None:
             cluster.available_partitions_for_topic(topic)
 
 
+_UPDATER = DefaultMetadataUpdater(Metadata(100, 1_000, 300_000, random.Random(1)), 1_000, 50, "rebootstrap", 300_000)
+
+
 def _use_versions(entity: Any) -> None:
-    discovery = VersionDiscovery(ApiVersions())
+    discovery = VersionDiscovery(ApiVersions(), _UPDATER)
     discovery.begin("1")
-    discovery.on_response("1", discovery.take_version("1"), entity)
+    discovery.on_versions("1", discovery.take("1")[1], entity)
 
 
 _USE: Mapping[int, Callable[[Any], object]] = {

@@ -7,13 +7,17 @@ the other cluster.
 from __future__ import annotations
 
 import logging
+import random
+from types import SimpleNamespace
 
 import pytest
 from support.producer_harness import AT_ONCE, TOPIC, ProducerHarness
 from support.scripted_broker.cluster import ScriptedCluster
 from support.transaction_harness import TransactionHarness
 
+from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.producer.idempotence import ProducerIdentity
 
 
 def another_cluster() -> ScriptedCluster:
@@ -50,6 +54,23 @@ def test_record_is_not_taken_for_that_of_another_producer(harness: ProducerHarne
     record, the first one in its partition as well, for a duplicate: it was acknowledged, and in no log.
     """
     fail_over(harness, another_cluster())
+    sent = harness.send(b"ours", partition=1)
+    harness.settle()
+    assert sent.error is None
+    assert harness.values(partition=1) == [b"theirs", b"ours"]
+
+
+@pytest.mark.parametrize("strategy", ["rebootstrap", "none"])
+def test_record_does_not_go_ahead_of_the_metadata_that_shows_another_cluster(strategy: str) -> None:
+    """Bug: metadata was fresh when the connection was lost, so the next one waited for its pause. The address led to
+    another cluster at once, as behind a proxy, and the record went there under the old id. It was acknowledged as a
+    duplicate, and in no log.
+    """
+    harness = ProducerHarness({**AT_ONCE, "metadata.recovery.strategy": strategy}, topics={TOPIC: 2})
+    harness.send(b"before", partition=0)
+    harness.settle()
+    harness.cluster = harness.network.cluster = another_cluster()
+    harness.network.cut(0)
     sent = harness.send(b"ours", partition=1)
     harness.settle()
     assert sent.error is None
@@ -99,6 +120,20 @@ def test_cluster_that_does_not_give_its_id_is_not_another_one(harness: ProducerH
         harness.send(b"after", partition=0)
         harness.settle()
     assert harness.identity.producer == before
+
+
+def test_producer_id_from_the_cluster_before_is_not_taken() -> None:
+    """Its answer was under way when metadata showed the other cluster."""
+    identity = ProducerIdentity(ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)))
+    for given, taken in ((7, -1), (9, 9)):
+        identity.bump_epoch_if_needed(lambda: False)
+        asked = identity.next_request(1_000, lambda: False)
+        assert asked is not None
+        asked.take()
+        if given == 7:
+            identity.give_up_id()
+        asked.answered(SimpleNamespace(error_code=0, producer_id=given, producer_epoch=0), "0", 0)
+        assert identity.producer.producer_id == taken
 
 
 @pytest.mark.parametrize("version", [1, 2])
