@@ -364,22 +364,30 @@ class TopicTail:
         return self._read(topic_partition, offset, timer, isolation_level)
 
     def last_of_keys(
-        self, topic_partition: TopicPartition, keys: Sequence[bytes], timer: Timer
+        self,
+        topic_partition: TopicPartition,
+        keys: Sequence[bytes],
+        timer: Timer,
+        isolation_level: int = READ_COMMITTED,
     ) -> dict[bytes, DecodedRecord | None]:
         """Return the newest committed record of each key, or None. The search goes backwards from the end. It stops at
         a record of the first key that has a value: for the other keys only later records are found.
 
         Records behind an open transaction cannot be read yet. The call waits for the transaction's end, up to the
-        current end of the partition. Raises KafkaTimeoutError.
+        current end of the partition. With READ_UNCOMMITTED it does not wait: for keys that no transaction writes.
+        Raises KafkaTimeoutError.
         """
         requested = [topic_partition]
-        stable = self._stable_end(topic_partition, timer)
+        if isolation_level == READ_COMMITTED:
+            stable = self._stable_end(topic_partition, timer)
+        else:
+            stable = self.list_offsets(requested, LATEST_TIMESTAMP, timer)[topic_partition]
         first = self.list_offsets(requested, EARLIEST_TIMESTAMP, timer)[topic_partition]
         window = _FIRST_TAIL
         while True:
             start = max(first, stable - window)
             try:
-                found = self._read(topic_partition, start, timer, READ_COMMITTED)
+                found = self._read(topic_partition, start, timer, isolation_level)
             except OffsetOutOfRangeError:
                 first = self.list_offsets(requested, EARLIEST_TIMESTAMP, timer)[topic_partition]
                 continue

@@ -50,7 +50,7 @@ from spark_kafka_sink.sink.column_formats import check_formats, with_column_form
 from spark_kafka_sink.sink.dead_letters import check_limit, log_letters
 from spark_kafka_sink.sink.delivery import ReportColumns, TaskDelivery, report_rows
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
-from spark_kafka_sink.sink.exactly_once.cluster import process_client, process_driver
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, process_client, process_driver
 from spark_kafka_sink.sink.exactly_once.messages import (
     BatchStart,
     TaskOutcome,
@@ -59,6 +59,7 @@ from spark_kafka_sink.sink.exactly_once.messages import (
     skipped_records,
 )
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
+from spark_kafka_sink.sink.exactly_once.query_names import QueryBatch, check_name
 from spark_kafka_sink.sink.exactly_once.session import QUERY_NAME, is_named_by_query, stream_prefix
 from spark_kafka_sink.sink.exactly_once.task import (
     ExactlyOnceTask,
@@ -85,6 +86,8 @@ log = logging.getLogger(__name__)
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
 """Options that Spark itself reads or adds, and hands on to the writer; lower-case."""
 TRACEPARENT_KIND: Final = "traceparent"
+_CHECKED: Final[dict[str, tuple[str, str | None]]] = {}
+"""By query id: the prefix and the run that this process has checked last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +301,7 @@ class _Writer(ABC):
         try:
             report = report_of(messages)
             check_limit(self._config, report)
-            decided_ms = self._commit_batch(messages)
+            decided_ms = self._commit_batch(messages, run.ids.run_id)
             self._release_name()
         except Exception as error:
             run.ended_ms = SystemClock().wall_ms()
@@ -358,7 +361,7 @@ class _Writer(ABC):
             on_end=run.on_end,
         )
 
-    def _commit_batch(self, messages: Sequence[WriterCommitMessage | None]) -> int | None:
+    def _commit_batch(self, messages: Sequence[WriterCommitMessage | None], run_id: str | None) -> int | None:
         """Return when the batch was decided; None if it needed no decision."""
         outcomes = [message.outcome for message in messages if isinstance(message, TaskWritten)]
         if len(outcomes) != len(messages):
@@ -366,11 +369,27 @@ class _Writer(ABC):
             raise IllegalStateError(f"{missing} of {len(messages)} tasks returned no commit message.")
         if self._prefix is None:
             return None
+        reported = [outcome for outcome in outcomes if outcome is not None]
+        if reported and reported[0].query_id:
+            self._check_name(reported[0], run_id)
         with self._driver() as driver:
-            committed = driver.commit([outcome for outcome in outcomes if outcome is not None])
+            committed = driver.commit(reported)
         if committed.was_skipped:
             log.info("%s: the batch was committed before, and is skipped", self._prefix)
         return committed.decided_ms
+
+    def _check_name(self, outcome: TaskOutcome, run_id: str | None) -> None:
+        """Refuse a batch that the query has written under another prefix, once in each run. Raises IllegalStateError
+        and KafkaError.
+        """
+        start, checked = outcome.batch_start, (outcome.batch_start.prefix, run_id)
+        if run_id is not None and _CHECKED.get(outcome.query_id) == checked:
+            return
+        batch = QueryBatch(outcome.query_id, outcome.batch_id, self._config.topic)
+        with process_client(self._config.producer) as (client, _):
+            cluster = KafkaDriverCluster(client, self._config, start.prefix)
+            if check_name(cluster, start, batch, lambda _: False):  # such a query has no other sink
+                _CHECKED[outcome.query_id] = checked
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> str:
         """Abort the tasks' transactions, also of tasks without a message if the start of the batch is known. Return

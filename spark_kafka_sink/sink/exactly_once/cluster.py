@@ -38,11 +38,13 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.texts import one_line
+from spark_kafka_sink.protocol.fetch import READ_UNCOMMITTED
 from spark_kafka_sink.record.decoder import DecodedRecord
 from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.exactly_once.advice import lost_decisions, missing_topic
 from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, first_use_key, task_id
 from spark_kafka_sink.sink.exactly_once.protocol import USABLE_SHARE, ExactlyOnceDriver, PrefixRecords
+from spark_kafka_sink.sink.exactly_once.query_names import QueryNames, names_key
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
 
@@ -107,6 +109,7 @@ class KafkaDriverCluster:
         has_tasks: bool = True,
     ) -> None:
         self._client = client
+        self._sink = config
         self._config = config.producer
         self._prefix = prefix
         self._key = prefix.encode()
@@ -160,6 +163,28 @@ class KafkaDriverCluster:
         if records != PrefixRecords(None, None):
             _KNOWN.setdefault(self._client, set()).add((self.place, self._key))
         return records
+
+    def decision_of(self, prefix: str) -> Decision | None:
+        """Return the newest committed decision under another prefix."""
+        return KafkaDriverCluster(self._client, self._sink, prefix, has_tasks=False).last_decision()
+
+    def query_names(self, query_id: str) -> QueryNames:
+        key, place = names_key(query_id), self._place_of_names(query_id)
+        with self._gone_topic():
+            # no transaction writes the record, so the dead driver of another query keeps nobody waiting
+            found = self._client.topics.last_of_keys(place, [key], self._timer(), READ_UNCOMMITTED)[key]
+        if found is None or found.value is None:
+            return QueryNames({})
+        return QueryNames.from_bytes(found.value, f"{place}, offset {found.offset}, query {query_id}")
+
+    def write_query_names(self, query_id: str, names: QueryNames) -> None:
+        """Write the record outside transactions, acknowledged by all in-sync replicas."""
+        place = self._place_of_names(query_id)
+        with self._gone_topic():
+            self._client.writer.write_alone(place, names_key(query_id), names.to_bytes(), self._timer())
+
+    def _place_of_names(self, query_id: str) -> TopicPartition:
+        return TopicPartition(self.place.topic, partition_for_key(names_key(query_id), self._partitions))
 
     def lost_decisions(self) -> KafkaError:
         return lost_decisions(self._prefix, self.place.topic, self._partitions)

@@ -111,7 +111,7 @@ class Decision:
         if self.fingerprint is not None:
             # as text: readers of JSON may read a 64-bit number as a float
             content |= {"fingerprint": f"{self.fingerprint:016x}", "topic": self.topic}
-        return json.dumps(content | {"checksum": _checksum(content)}, separators=(",", ":")).encode()
+        return json.dumps(content | {"checksum": checksum(content)}, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str, prefix: str) -> Decision:
@@ -128,7 +128,7 @@ class Decision:
                     f"{where}: the decision has version {content['version']!r:.100}, and only versions up to"
                     f" {_DECISION_VERSION} are known here. A newer release wrote it: use that release."
                 )
-            if stated != _checksum(content):
+            if stated != checksum(content):
                 raise ProtocolError(f"{where}: the checksum of the decision does not match its content.")
             if (state := content["state"]) not in {_DECIDED, _FINISHED}:
                 raise ValueError(f"state {state!r:.100}")
@@ -189,7 +189,8 @@ def _fingerprint(value: Any) -> int:
     return int(value, 16)
 
 
-def _checksum(content: dict[str, Any]) -> int:
+def checksum(content: dict[str, Any]) -> int:
+    """Return the checksum of a record's content, without the checksum itself."""
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
@@ -212,7 +213,7 @@ class FirstUse:
 
     def to_bytes(self) -> bytes:
         content = {"version": _FIRST_USE_VERSION, "state": "born", **asdict(self)}
-        return json.dumps(content | {"checksum": _checksum(content)}, separators=(",", ":")).encode()
+        return json.dumps(content | {"checksum": checksum(content)}, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> FirstUse:
@@ -225,7 +226,7 @@ class FirstUse:
                     f"{where}: the first-use record has version {content['version']!r:.100}, but this release knows"
                     f" only {_FIRST_USE_VERSION}. A newer release wrote it, and must read it."
                 )
-            if stated != _checksum(content):
+            if stated != checksum(content):
                 raise ProtocolError(f"{where}: the checksum of the first-use record does not match its content.")
             time_ms, partitions, replicas = (content[name] for name in ("time_ms", "partitions", "replicas"))
             if not all(type(number) is int and 0 <= number < 2**63 for number in (time_ms, partitions, replicas)):

@@ -37,6 +37,7 @@ from spark_kafka_sink.sink.exactly_once.advice import name_of_query, operator_co
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect, create_decision_topic
 from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, prefix_of
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver, PrefixRecords
+from spark_kafka_sink.sink.exactly_once.query_names import is_names_key
 from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
 from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
 from spark_kafka_sink.sink.properties_file import PropertiesFile, read_properties
@@ -245,7 +246,9 @@ class Operator:
         for place, first in topics.list_offsets(places, EARLIEST_TIMESTAMP, timer).items() if places else ():
             for record in topics.read_from(place, first, timer):
                 values[record.key or b""] = record.value, f"{place}, offset {record.offset}"
-        return {key: (value, where) for key, (value, where) in values.items() if value is not None}
+        return {
+            key: (value, where) for key, (value, where) in values.items() if value is not None and not is_names_key(key)
+        }
 
     def _open(self, prefix: str | None) -> list[TransactionDescription]:
         """Open transactions of a prefix; for None all that are named as this sink names them."""

@@ -25,6 +25,7 @@ from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver, goes_on
+from spark_kafka_sink.sink.exactly_once.query_names import QueryBatch, check_name
 from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, release_name
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
@@ -85,6 +86,7 @@ class DriverSession:
         self._last: StreamBatch | None = None
         self._last_sink: tuple[str | None, int] | None = None
         self._is_last_written = False
+        self._checked_run: str | None = None
         self.used_ms = 0
         """The last time that a batch began or ended, by the monotonic clock."""
 
@@ -107,6 +109,7 @@ class DriverSession:
                 batch_start = self._driver.begin(held, known)
                 if not goes_on(held, batch_start.driver):
                     known = None  # `begin` has read the last decision, which may be of another driver
+                self._check_name(config, batch_start, batch)
                 batch_id = batch.batch_id if batch is not None else batch_start.next_batch_id
                 outcomes = run_tasks(batch_start, batch_id) or _no_task(batch_start, batch, batch_id)
                 committed = self._driver.commit(outcomes)
@@ -136,6 +139,24 @@ class DriverSession:
         if client is not None:
             del self._cluster, self._driver
             client.close()
+
+    def is_of_run(self, batch: StreamBatch) -> bool:
+        """Return whether its last batch is of the same run of the same query."""
+        last = self._last
+        return last is not None and (last.query_id, last.run_id) == (batch.query_id, batch.run_id)
+
+    def _check_name(self, config: SinkConfig, batch_start: BatchStart, batch: StreamBatch | None) -> None:
+        """Refuse a batch that the query has written under another prefix, once in each run."""
+        if batch is None or self._checked_run == batch.run_id is not None:
+            return
+
+        def is_of_this_run(prefix: str) -> bool:
+            found = _SESSIONS.get((os.getpid(), prefix))
+            return found is not None and found.is_of_run(batch)
+
+        checked = QueryBatch(batch.query_id, batch.batch_id, config.topic)
+        if check_name(self._cluster, batch_start, checked, is_of_this_run):
+            self._checked_run = batch.run_id
 
     @property
     def _prefix(self) -> str:

@@ -1,4 +1,6 @@
-"""A committed batch that comes again with other rows, or to another topic, is an error; the tests try each remedy."""
+"""A committed batch that comes again with other rows, to another topic or under another prefix is an error. The tests
+try each remedy.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,12 @@ EARLIER_S = 1_700_000_000 - 60  # Spark's source ignores files a week older than
 @pytest.fixture
 def stream(servers: str, three_partitions: str, tmp_path: Path, request: pytest.FixtureRequest) -> Stream:
     return Stream(servers, three_partitions, tmp_path, request.node.callspec.params.get("form", "foreachBatch"))
+
+
+class UnderALaterPrefix(Stream):
+    @property
+    def prefix(self) -> str:
+        return f"later-{self.topic}"
 
 
 def write_file(stream: Stream, number: int, values: range, modified_s: int = EARLIER_S) -> None:
@@ -110,6 +118,28 @@ def test_after_accept_changed_batch_counts_once(spark: SparkSession, stream: Str
     assert visible_values(stream.servers, stream.topic) == list(range(120))
     stream.forget_commit(2)
     stream.run(spark, 1)  # the same rows in another layout
+    assert visible_values(stream.servers, stream.topic) == list(range(120))
+
+
+@each_form
+def test_query_that_comes_back_to_a_prefix_does_not_write_a_batch_twice(
+    spark: SparkSession, stream: Stream, form: str
+) -> None:
+    """Bug: Spark had not logged the batch that was written under the other prefix, and its rows came twice."""
+    later = UnderALaterPrefix(*stream)
+    stream.write_files(0, 1)
+    stream.run(spark, 2)
+    operate("adopt", later)
+    stream.write_files(1, 1)
+    later.run(spark, 2)
+    stream.forget_commit(1)
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException, match=rf"Batch 1 of query .* was written under .*{later.prefix}"):
+            stream.run(spark, 3)
+        check_nothing_open(stream.servers, stream.prefix)
+    later.run(spark, 3)
+    stream.write_files(2, 1)
+    stream.run(spark, 3)
     assert visible_values(stream.servers, stream.topic) == list(range(120))
 
 

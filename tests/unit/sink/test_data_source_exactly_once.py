@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import pickle
 from dataclasses import replace
@@ -26,6 +27,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink import data_source
+from spark_kafka_sink.sink.batch_run import QueryIds
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, KafkaSinkDataSource, KafkaStreamWriter, TaskWritten
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 from spark_kafka_sink.sink.exactly_once.messages import (
@@ -33,6 +35,7 @@ from spark_kafka_sink.sink.exactly_once.messages import (
     TaskOutcome,
     task_id,
 )
+from spark_kafka_sink.sink.exactly_once.operator import Operator
 from spark_kafka_sink.sink.exactly_once.session import stream_prefix
 from spark_kafka_sink.sink.exactly_once.task import TaskIdentity
 from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
@@ -48,6 +51,7 @@ CONFIG = SinkConfig.from_options(
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CoordinatorBench:
     made = CoordinatorBench(version=request.param)
     monkeypatch.setattr(cluster_module, "_CLIENTS", {})
+    monkeypatch.setattr(data_source, "_CHECKED", {})
     monkeypatch.setattr(cluster_module, "connect", lambda _: made.coordinator)
     monkeypatch.setattr(made.coordinator, "close", lambda: None)
     monkeypatch.setattr(data_source, "has_query_thread", lambda: False)
@@ -174,6 +178,30 @@ def test_repeated_batch_for_another_topic_is_refused(bench: CoordinatorBench) ->
     reported = TaskWritten((), 0, 0, TaskOutcome(again, 0, "", 0, 1, None, was_skipped=True))
     with pytest.raises(BatchChangedError, match=r"for topic='t', and now it comes for topic='u'"):
         KafkaStreamWriter(other, PREFIX).commit([reported], 0)
+
+
+def test_stream_that_comes_back_to_a_prefix_does_not_write_a_batch_twice(bench: CoordinatorBench) -> None:
+    """Bug: the batch that it wrote under the other prefix, and that Spark had not logged, came again."""
+
+    def run(prefix: str, batch_id: int, run_id: str) -> None:
+        start = travelled(KafkaStreamWriter(CONFIG, prefix))._batch_start
+        outcome = marked_task(bench, start, batch_id=batch_id, query_id="q")
+        ids = QueryIds("q", run_id, batch_id)
+        KafkaStreamWriter(CONFIG, prefix).commit([TaskWritten((), 0, 0, outcome, ids=ids)], batch_id)
+
+    run("P", 0, "run 1")
+    Operator(bench.coordinator, CONFIG, io.StringIO(), lambda: 0).adopt("Q")
+    run("Q", 1, "run 2")
+    reads = len(bench.asked(ApiKey.FETCH))
+    run("Q", 2, "run 2")
+    of_a_batch = len(bench.asked(ApiKey.FETCH)) - reads
+    with pytest.raises(IllegalStateError, match="Batch 2 of query q was written under"):
+        run("P", 2, "run 3")
+    reads = len(bench.asked(ApiKey.FETCH))
+    run("P", 3, "run 4")
+    assert len(bench.asked(ApiKey.FETCH)) - reads > of_a_batch
+    with pytest.raises(IllegalStateError, match="Batch 3 of query q was written under"):
+        run("Q", 3, "run 5")
 
 
 def test_missing_commit_message_prevents_the_decision(bench: CoordinatorBench) -> None:

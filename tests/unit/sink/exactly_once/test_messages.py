@@ -23,7 +23,7 @@ from spark_kafka_sink.sink.exactly_once.messages import (
     FirstUse,
     TaskOutcome,
     TaskTransaction,
-    _checksum,
+    checksum,
     first_use_key,
     prefix_of,
     remember_start,
@@ -82,7 +82,7 @@ def endless() -> bytes:
     """A decision with a correct checksum, whose batch id is a number too large for an int."""
     content = {key: value for key, value in json.loads(DECISION.to_bytes()).items() if key != "checksum"}
     content["batch_id"] = math.inf
-    return json.dumps(content | {"checksum": _checksum(content)}).encode()
+    return json.dumps(content | {"checksum": checksum(content)}).encode()
 
 
 def test_finished_decision_has_no_tasks() -> None:
@@ -112,7 +112,7 @@ def test_error_about_a_decision_shows_no_control_character(name: str) -> None:
     content = json.loads(replace(DECISION, fingerprint=5, topic="t").to_bytes())
     content |= {name: [[wild, 8, 1, 2, 0, 9]] if name == "transactions" else [wild] if name == "query_id" else wild}
     del content["checksum"]
-    forged = json.dumps(content | {"checksum": _checksum(content)}).encode()
+    forged = json.dumps(content | {"checksum": checksum(content)}).encode()
     with pytest.raises(ProtocolError) as error:
         Decision.from_bytes(forged, "here", "P")
     assert str(error.value).isprintable()
@@ -124,7 +124,7 @@ def test_decision_of_version_1_stays_in_version_1() -> None:
         "version": 1, "state": "decided", "batch_id": 4, "query_id": "q", "time_ms": 1, "partitions": 2, "rows": 9,
         "transactions": [["P/0", 8, 1, 2, 0, 9]],
     }  # fmt: skip
-    written = json.dumps(content | {"checksum": _checksum(content)}, separators=(",", ":")).encode()
+    written = json.dumps(content | {"checksum": checksum(content)}, separators=(",", ":")).encode()
     assert Decision.from_bytes(written, "here", "P") == DECISION
     assert DECISION.to_bytes() == written
 
@@ -149,7 +149,7 @@ def test_decision_of_version_1_stays_in_version_1() -> None:
 def test_values_out_of_range_make_no_decision(change: dict[str, object]) -> None:
     content = json.loads(replace(DECISION, fingerprint=5, topic="t").to_bytes()) | change
     del content["checksum"]
-    forged = json.dumps(content | {"checksum": _checksum(content)}).encode()
+    forged = json.dumps(content | {"checksum": checksum(content)}).encode()
     with pytest.raises(ProtocolError, match="decisions-3, offset 9: this is not a decision of 'P'"):
         Decision.from_bytes(forged, "decisions-3, offset 9", "P")
 

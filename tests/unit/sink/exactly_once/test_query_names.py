@@ -1,0 +1,252 @@
+"""The names of a query: a batch that it wrote under one prefix is not written again under an earlier one."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.session_bench import CONFIG, SessionBench
+
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.errors import IllegalStateError, ProtocolError
+from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.protocol.versions import ApiKey
+from spark_kafka_sink.sink.exactly_once import query_names
+from spark_kafka_sink.sink.exactly_once.cluster import DECISION_PARTITIONS, KafkaDriverCluster
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, checksum, first_use_key
+from spark_kafka_sink.sink.exactly_once.operator import Operator
+from spark_kafka_sink.sink.exactly_once.query_names import (
+    QueryBatch,
+    QueryNames,
+    check_name,
+    is_names_key,
+    names_key,
+)
+
+
+@pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
+def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SessionBench:
+    return SessionBench(request.param, monkeypatch)
+
+
+def operator(bench: SessionBench) -> Operator:
+    return Operator(bench.coordinator, CONFIG, io.StringIO(), lambda: 0)
+
+
+def adopt(bench: SessionBench, prefix: str) -> None:
+    operator(bench).adopt(prefix)
+
+
+def names(bench: SessionBench) -> Mapping[str, int]:
+    return KafkaDriverCluster(bench.coordinator, CONFIG, "any").query_names("q").began
+
+
+def test_batch_written_under_a_later_prefix_is_refused_under_the_earlier_one(bench: SessionBench) -> None:
+    """Bug: a query that came back to an earlier prefix wrote the batch that Spark had not logged twice."""
+    bench.run(0, prefix="P")
+    adopt(bench, "Q")
+    bench.run(1, "run 2", prefix="Q")
+    text = (
+        "Batch 1 of query q was written under transactional.id.prefix='Q', which the query got after its last batch"
+        " under transactional.id.prefix='P'"
+    )
+    for run_id in ("run 3", "run 4"):
+        with pytest.raises(IllegalStateError, match=re.escape(text)) as refused:
+            bench.run(1, run_id, prefix="P")
+    assert "transactions forget --prefix=P" in str(refused.value)
+    assert bench.values() == ["row 0", "row 1"]
+    bench.run(1, "run 5", prefix="Q")
+    bench.run(2, "run 5", prefix="Q")
+    assert bench.values() == ["row 0", "row 1", "row 2"]
+
+
+def test_query_stopped_between_two_batches_goes_back_to_a_prefix(bench: SessionBench) -> None:
+    bench.run(0, prefix="P")
+    adopt(bench, "Q")
+    bench.run(1, "run 2", prefix="Q")
+    bench.run(2, "run 3", prefix="P")
+    bench.run(3, "run 3", prefix="P")
+    assert names(bench) == {"P": 2, "Q": 1}
+    with pytest.raises(IllegalStateError, match=r"Batch 3 of query q was written under .*='P'"):
+        bench.run(3, "run 4", prefix="Q")
+    bench.run(4, "run 5", prefix="Q")
+    assert bench.values() == [f"row {batch_id}" for batch_id in range(5)]
+
+
+def test_new_prefix_does_not_write_batch_0_again(bench: SessionBench) -> None:
+    """Bug: batch 0 needs no `adopt`, so a query whose prefix was changed wrote it twice."""
+    bench.run(0, prefix="P")
+    with pytest.raises(IllegalStateError, match=r"Batch 0 of query q was written under .*='P'"):
+        bench.run(0, "run 2", prefix="Q")
+    assert bench.values() == ["row 0"]
+
+
+def test_freed_prefix_begins_anew(bench: SessionBench) -> None:
+    """An operator has seen that the batch is not in the topics of this sink."""
+    bench.run(0, prefix="P")
+    adopt(bench, "Q")
+    bench.run(1, "run 2", prefix="Q")
+    operator(bench).forget("P")
+    bench.run(1, "run 3", prefix="P")
+    assert names(bench) == {"P": 1, "Q": 1}
+    assert bench.values() == ["row 0", "row 1", "row 1"]
+    bench.run(2, "run 3", prefix="P")
+    bench.run(2, "run 4", prefix="P")
+    assert bench.values()[3:] == ["row 2"]
+
+
+@pytest.mark.parametrize("silent_until", [1, 4])
+def test_two_sinks_of_a_foreach_batch_do_not_hinder_each_other(bench: SessionBench, silent_until: int) -> None:
+    """The second one may have no rows for long, and Spark may die between the two."""
+    bench.run(0, prefix="P")
+    bench.run(0, prefix="rare")
+    for batch_id in range(1, silent_until):
+        bench.run(batch_id, f"run {batch_id}", prefix="P")
+    bench.run(silent_until, "dies after P", prefix="P")
+    bench.run(silent_until, "again", prefix="P")
+    bench.run(silent_until, "again", prefix="rare")
+    bench.run(silent_until + 1, "again", prefix="P")
+    assert names(bench) == {"P": 0, "rare": 0}
+    assert len(bench.values()) == silent_until + 4
+
+
+def test_sink_added_to_a_foreach_batch_does_not_hinder_the_others(bench: SessionBench) -> None:
+    bench.run(0, prefix="P")
+    adopt(bench, "added")
+    for batch_id in (1, 2):
+        bench.run(batch_id, "run 2", prefix="added")
+        bench.run(batch_id, "run 2", prefix="P")
+    bench.run(2, "run 3", prefix="added")
+    bench.run(2, "run 3", prefix="P")
+    assert bench.values() == ["row 0", "row 1", "row 1", "row 2", "row 2"]
+
+
+def test_copy_of_a_checkpoint_for_another_topic_does_not_hinder_the_query(bench: SessionBench) -> None:
+    """The copy has the query's id and a prefix of its own, and may be ahead."""
+    bench.run(0, prefix="P")
+    adopt(bench, "copy")
+    bench.run(1, "run 2", prefix="copy", config=replace(CONFIG, topic="u"))
+    bench.run(1, "run 3", prefix="P")
+    assert bench.values() == ["row 0", "row 1", "row 1"]
+
+
+def test_sink_whose_rows_name_their_topics_may_have_written_to_any(bench: SessionBench) -> None:
+    bench.run(0, prefix="P")
+    adopt(bench, "Q")
+    bench.run(1, "run 2", prefix="Q", config=replace(CONFIG, topic=None))
+    with pytest.raises(IllegalStateError, match="Batch 1 of query q was written under"):
+        bench.run(1, "run 3", prefix="P")
+
+
+def test_names_are_asked_for_once_in_each_run(bench: SessionBench) -> None:
+    bench.run(0)
+    bench.run(1)
+    bench.run(2, "run 2")
+    before = len(bench.asked(ApiKey.FETCH))
+    bench.run(3, "run 2")
+    assert len(bench.asked(ApiKey.FETCH)) == before
+
+
+def test_run_that_begins_with_a_skipped_batch_still_notes_its_prefix(bench: SessionBench) -> None:
+    bench.run(0, prefix="P")
+    adopt(bench, "Q")
+    bench.run(1, "run 2", prefix="Q")
+    bench.run(2, "run 3", prefix="P")
+    operator(bench).forget("P")
+    bench.run(3, "run 4", prefix="P")
+    bench.run(3, "run 5", prefix="P")
+    bench.run(4, "run 5", prefix="P")
+    assert names(bench) == {"P": 3, "Q": 1}
+
+
+def test_names_of_an_earlier_release_began_before_the_record(bench: SessionBench) -> None:
+    bench.run(0)
+    KafkaDriverCluster(bench.coordinator, CONFIG, "orders").write_query_names("q", QueryNames({}))
+    bench.run(1, "run 2")
+    assert names(bench) == {"orders": 0}
+
+
+def test_names_are_read_behind_the_dead_driver_of_another_query(bench: SessionBench) -> None:
+    """Its open transaction in the same partition would keep a reader of committed records waiting for a minute."""
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    cluster.write_query_names("q", QueryNames({"P": 3}))
+    for partition in range(DECISION_PARTITIONS):
+        place = TopicPartition(cluster.place.topic, partition)
+        bench.raw.write(bench.raw.begin(f"dead-{partition}/driver"), place, "half a decision")
+    started_ms = bench.rig.now_ms
+    assert cluster.query_names("q") == QueryNames({"P": 3})
+    assert bench.rig.now_ms - started_ms < 1_000
+
+
+class NamesInMemory:
+    """Notes whether the lock of query `q` was held at each call."""
+
+    def __init__(self) -> None:
+        self.names = QueryNames({})
+        self.was_locked: list[bool] = []
+
+    def query_names(self, query_id: str) -> QueryNames:
+        self.was_locked.append(query_names._LOCKS[query_id].locked())
+        return self.names
+
+    def write_query_names(self, query_id: str, names: QueryNames) -> None:
+        self.was_locked.append(query_names._LOCKS[query_id].locked())
+        self.names = names
+
+    def decision_of(self, prefix: str) -> Decision | None:
+        raise AssertionError(prefix)
+
+
+def test_two_sinks_in_threads_do_not_miss_the_name_of_each_other() -> None:
+    """One thread reads and writes the record at a time."""
+    cluster, driver = NamesInMemory(), OpenTransaction("P/driver", 1, 0, 2)
+    start = BatchStart("P", driver, TopicPartition("decisions", 0))
+    assert check_name(cluster, start, QueryBatch("q", 0, None), lambda _: False)
+    assert cluster.names == QueryNames({"P": 0})
+    assert cluster.was_locked == [True, True]
+    assert not query_names._LOCKS["q"].locked()
+
+
+def test_names_come_back_as_they_were_written() -> None:
+    for each in (QueryNames({}), QueryNames({"P": 0, "ä b": 2**63 - 1})):
+        assert QueryNames.from_bytes(each.to_bytes(), "here") == each
+
+
+def test_key_of_names_is_no_prefix() -> None:
+    assert is_names_key(names_key("q"))
+    assert not is_names_key(b"q")
+    assert not is_names_key(first_use_key(b"q"))
+    assert not names_key("q").decode().isprintable()  # as every transactional.id.prefix is
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"version": 2}, "has version 2, but this release knows only 1"),
+        ({"began": {"P": -1}}, "out of range"),
+        ({"began": {"P": True}}, "out of range"),
+        ({"began": [1]}, "these are not the names of a query"),
+        ({"began": None}, "these are not the names of a query"),
+        ({"checksum": 1}, "checksum"),
+    ],
+    ids=str,
+)
+def test_names_of_other_content_are_refused_by_place(changed: dict[str, Any], text: str) -> None:
+    content = json.loads(QueryNames({"P": 0}).to_bytes()) | changed
+    if "checksum" not in changed:
+        del content["checksum"]
+        content["checksum"] = checksum(content)
+    with pytest.raises(ProtocolError, match=f"^here: .*{text}"):
+        QueryNames.from_bytes(json.dumps(content).encode(), "here")
+
+
+def test_list_shows_no_record_of_names(bench: SessionBench) -> None:
+    bench.run(0)
+    out = io.StringIO()
+    Operator(bench.coordinator, CONFIG, out, lambda: 0).show(None)
+    assert [line.split(":")[0] for line in out.getvalue().splitlines()] == ["orders", "No transaction is open."]
