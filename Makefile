@@ -134,7 +134,7 @@ measured:
 benchmark: measured
 	$(MEASURED)/bin/python benchmarks/benchmark.py
 
-# make compare BEFORE=HEAD~10 compares KafkaSink.write of this tree with that of another commit, by turns, in five cells (40 minutes).
+# make compare BEFORE=HEAD~10 compares KafkaSink.write of this tree with that of another commit, by turns, in five cells (15 minutes).
 compare: measured
 	@test -n "$(BEFORE)" || { echo "BEFORE is missing: make compare BEFORE=HEAD~10"; exit 2; }
 	$(MEASURED)/bin/python benchmarks/compare_trees.py $(BEFORE)

@@ -89,14 +89,10 @@ class MeasurementError(Exception):
 # ---- measuring -----------------------------------------------------------------------------------------------------
 
 
-def run_process(work: Assignment, timeout_s: float, package: Path | None = None) -> list[dict[str, float]]:
-    """Run a contender's process, and return the lines that it printed. The process imports the sink from the folder
-    `package`, if one is given. Raises MeasurementError with the end of its log.
-    """
+def run_process(work: Assignment, timeout_s: float) -> list[dict[str, float]]:
+    """Run a contender's process, and return the lines that it printed. Raises MeasurementError with its log's end."""
     command = [sys.executable, str(WORKER), work.as_json()]
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
-    if package is not None:
-        environment["PYTHONPATH"] = str(package)
     with TemporaryFile("w+") as log:
         try:
             done = subprocess.run(
@@ -106,7 +102,6 @@ def run_process(work: Assignment, timeout_s: float, package: Path | None = None)
                 text=True,
                 timeout=timeout_s,
                 env=environment,
-                cwd=package,  # Spark's workers import from their folder first
                 check=False,
             )
             failure = f"ended with code {done.returncode}" if done.returncode else None
@@ -121,8 +116,8 @@ def run_process(work: Assignment, timeout_s: float, package: Path | None = None)
 
 class Bench:
     """Runs contenders' processes. `jars`: those of Spark's sink. `authority_file`: the broker's authority, in PEM.
-    `compiled_s` returns the seconds that each of the broker's compilers has taken. The processes import the sink from
-    the folder `package`, if one is given. `data`: the folder with the files of write_files.
+    `compiled_s` returns the seconds that each of the broker's compilers has taken. `data`: the folder with the files of
+    write_files.
     """
 
     def __init__(
@@ -132,7 +127,6 @@ class Bench:
         jars: Sequence[Path],
         authority_file: Path | None,
         compiled_s: Callable[[], Mapping[int, float]],
-        package: Path | None = None,
         data: str = "",
     ) -> None:
         self._broker = broker
@@ -140,7 +134,6 @@ class Bench:
         self._jars = tuple(map(str, jars))
         self._authority_file = authority_file
         self._compiled_s = compiled_s
-        self._package = package
         self._data = data
 
     def warm_up(self, rate: Rate) -> None:
@@ -199,7 +192,7 @@ class Bench:
         try:
             warm_topic(self._broker, work.topic, partitions)
             try:
-                printed = run_process(work, self._settings.timeout, self._package)
+                printed = run_process(work, self._settings.timeout)
                 if counted is not None:
                     self._count(work, partitions, int(printed[-1]["warm_ups"]), counted)
             except MeasurementError:
@@ -400,9 +393,8 @@ def add_measuring_arguments(
     parser.add_argument("--cells", type=names, default=default, help="separated by commas, or all [%(default)s]")
     parser.add_argument("--records", type=at_least_one, default=records, help="records of a run [%(default)s]")
     parser.add_argument("--rounds", type=at_least_one, default=rounds, help=f"{of_a_round} [%(default)s]")
-    parser.add_argument("--runs", type=at_least_one, default=2, help="timed runs of each process [%(default)s]")
     parser.add_argument(
-        "--warm-up", type=seconds, default=20, help="seconds that each process writes before it is timed [%(default)s]"
+        "--warm-up", type=seconds, default=20, help="seconds that a process writes before it is timed [%(default)s]"
     )
     parser.add_argument("--cores", type=at_least_one, default=2, help="cores of Spark [%(default)s]")
     parser.add_argument("--timeout", type=seconds, default=900, help="seconds for a process [%(default)s]")
@@ -425,6 +417,7 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     add_measuring_arguments(
         parser, CELLS, ALL_CELLS, records=8_000_000, rounds=2, of_a_round="processes of each contender"
     )
+    parser.add_argument("--runs", type=at_least_one, default=2, help="timed runs of each process [%(default)s]")
     parser.add_argument("--latency", action="store_true", help="also measure micro-batches, in the first cell")
     every = ",".join(STREAMS)
     parser.add_argument("--streams", type=names_of(STREAMS), default=every, help="streams for --latency [%(default)s]")

@@ -148,6 +148,8 @@ class Assignment:
     """The folder with the files of a job's rows. Empty: Spark makes the rows of the cell."""
     all_records: int = 0
     """The rows of these files."""
+    takes_turns: bool = False
+    """Whether stdin tells the process what to run (`contenders.take_turns`), instead of `runs` and `warm_up_s`."""
 
     def settings(self, authority: str) -> dict[str, str]:
         """Return the settings of a client. `authority` is the client's name for the file of certificates to trust."""

@@ -1,19 +1,22 @@
 """The contenders of benchmarks/benchmark.py. As a script: one contender in its own process.
 
 The script reads one assignment, as JSON, from the command line. It prints a line of JSON for each timed run, and one
-for the workers. It reads processor time and memory from /proc, so it runs only on Linux.
+for the workers. If the assignment says so, it reads from stdin what to run, and prints a line for each of these runs.
+It reads processor time and memory from /proc, so it runs only on Linux.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from cells import COMMON, MOST_FLIGHTS, AnyCell, Assignment, Cell, FlightsCell, cell_of, columns, table
@@ -556,6 +559,52 @@ def measure_rate(session: SparkSession | None, work: Assignment) -> None:
     report(worker_peak_bytes=worker_peak_bytes(), warm_ups=warm_ups)
 
 
+class Packages:
+    """Builds of the package, which this process and Spark's workers import by turns. Spark has other workers for each
+    build, because their PYTHONPATH is another one.
+    """
+
+    NAME: Final = "spark_kafka_sink"
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        self._modules: dict[str, dict[str, ModuleType]] = {}
+        self._current = ""
+
+    def use(self, folder: str) -> None:
+        """Import the package from `folder` from now on, in new tasks too. Raises ImportError if Python does not."""
+        if folder != self._current:
+            self._modules[self._current] = {name: sys.modules.pop(name) for name in self._imported()}
+            sys.modules.update(self._modules.get(folder, {}))
+            sys.path[:] = [folder, *(path for path in sys.path if path not in {folder, self._current})]
+            self._session.sparkContext.environment["PYTHONPATH"] = os.pathsep.join([folder, str(Path(__file__).parent)])
+            self._current = folder
+        found = importlib.import_module(self.NAME).__file__ or ""
+        if not found.startswith(f"{folder}{os.sep}"):
+            raise ImportError(f"{self.NAME} comes from {found}, not from {folder}")
+
+    def _imported(self) -> list[str]:
+        return [name for name in sys.modules if name.partition(".")[0] == self.NAME]
+
+
+def take_turns(session: SparkSession, work: Assignment) -> None:
+    """Make a run for each line of stdin, with the package and the topic that it names: `{"package": …, "topic": …}`.
+    Each topic gets the same rows.
+    """
+    data, run, packages = rows_of(session, work), CONTENDERS[work.contender].run, Packages(session)
+    for line in sys.stdin:
+        turn = json.loads(line)
+        packages.use(turn["package"])
+        if work.contender == "format":
+            from spark_kafka_sink.sink.data_source import KafkaSinkDataSource
+
+            session.dataSource.register(KafkaSinkDataSource)  # Spark keeps the one that it found first
+        cpu_s, started = cpu_seconds(), time.perf_counter()
+        run(data, replace(work, topic=turn["topic"]))
+        seconds = time.perf_counter() - started
+        report(seconds=seconds, cpu_s=cpu_seconds() - cpu_s)
+
+
 def measure_latency(session: SparkSession, work: Assignment) -> None:
     """Run micro-batches of Spark's generator, one after the other. The first quarter is warm-up."""
     source = session.readStream.format("rate-micro-batch").option("rowsPerBatch", work.records)
@@ -594,7 +643,10 @@ def main(arguments: list[str]) -> None:
         return
     session = open_session(work)
     try:
-        (measure_latency if work.is_latency else measure_rate)(session, work)
+        if work.takes_turns:
+            take_turns(session, work)
+        else:
+            (measure_latency if work.is_latency else measure_rate)(session, work)
     finally:
         session.stop()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,25 +22,18 @@ def compare_trees(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("compare_trees")
 
 
-class TimedBench:
-    """Each turn takes the next of `seconds`, and half of it as processor time."""
-
-    def __init__(self, name: str, seconds: list[float], turns: list[str]) -> None:
-        self._name = name
-        self._seconds = seconds
-        self._turns = turns
-
-    def rate(self, rate: Any) -> None:
-        self._turns.append(self._name)
-        seconds = self._seconds.pop(0)
-        rate.runs += [importlib.import_module("figures").Timed(seconds, seconds / 2)]
-
-
 def rounds_of(compare_trees: ModuleType, before: list[float], after: list[float]) -> tuple[list[str], list[Any]]:
+    """A turn takes the next of the package's seconds, and half of it as processor time."""
     turns: list[str] = []
-    benches = TimedBench("before", before, turns), TimedBench("after", after, turns)
-    new_rate = lambda: compare_trees.Rate(CELL, "write", 1_000_000)  # noqa: E731
-    return turns, list(compare_trees.rounds_of(len(before), new_rate, *benches))
+    seconds = {"before": before, "after": after}
+    count = len(before)
+
+    def turn(package: Path) -> Any:
+        turns.append(package.name)
+        taken = seconds[package.name].pop(0)
+        return compare_trees.Timed(taken, taken / 2)
+
+    return turns, list(compare_trees.rounds_of(count, turn, Path("before"), Path("after")))
 
 
 def test_every_second_round_begins_with_after(compare_trees: ModuleType) -> None:
@@ -53,10 +47,10 @@ def test_ratio_is_after_by_before_of_one_round(compare_trees: ModuleType) -> Non
     assert (second.rate_ratio, second.cpu_ratio) == (0.8, 1.25)
 
 
-def test_table_shows_medians_and_the_spread_of_ratios(compare_trees: ModuleType) -> None:
+def test_table_shows_medians_and_the_interval_of_ratios(compare_trees: ModuleType) -> None:
     _, rounds = rounds_of(compare_trees, [2.0, 1.0, 1.0], [1.0, 1.0, 1.25])
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(compare_trees.table_of({CELL: rounds}))
+    console.print(compare_trees.table_of({CELL: compare_trees.Measured(1_000_000, rounds)}))
     row = next(line for line in console.export_text().splitlines() if "keyed, lz4" in line)
     assert [cell.strip() for cell in row.split("│")[1:-1]] == [
         "keyed, lz4, 4 partitions, 100 B",
@@ -67,6 +61,12 @@ def test_table_shows_medians_and_the_spread_of_ratios(compare_trees: ModuleType)
         "0.50",
         "1.000 (0.500 - 1.250)",
     ]
+
+
+def test_interval_of_many_rounds_is_narrower_than_their_spread(compare_trees: ModuleType) -> None:
+    ratios = [0.8 + 0.02 * number for number in range(21)]
+    low, high = (float(each) for each in re.findall(r"[\d.]+", compare_trees.with_interval(ratios))[1:])
+    assert 0.85 < low < 1.0 < high < 1.15
 
 
 def test_unknown_commit_is_reported_before_anything_is_built(
