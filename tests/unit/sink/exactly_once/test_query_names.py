@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from support.session_bench import CONFIG, SessionBench
@@ -27,6 +27,7 @@ from spark_kafka_sink.sink.exactly_once.query_names import (
     is_names_key,
     names_key,
 )
+from spark_kafka_sink.sink.exactly_once.session import StreamBatch, session
 
 
 @pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
@@ -113,6 +114,20 @@ def test_two_sinks_of_a_foreach_batch_do_not_hinder_each_other(bench: SessionBen
     bench.run(silent_until + 1, "again", prefix="P")
     assert names(bench) == {"P": 0, "rare": 0}
     assert len(bench.values()) == silent_until + 4
+
+
+def test_sinks_in_threads_may_begin_in_another_order_after_a_crash(bench: SessionBench) -> None:
+    """One has written batch 0, and the other one had only begun it."""
+    bench.run(0, prefix="P")
+    with pytest.raises(RuntimeError, match="a task died"):
+        session("Q").run(CONFIG, StreamBatch("q", "run 1", 0), died)
+    bench.run(0, "run 2", prefix="Q")
+    bench.run(0, "run 2", prefix="P")
+    assert bench.values() == ["row 0", "row 0"]
+
+
+def died(_start: BatchStart, _batch_id: int) -> NoReturn:
+    raise RuntimeError("a task died")
 
 
 def test_sink_added_to_a_foreach_batch_does_not_hinder_the_others(bench: SessionBench) -> None:
