@@ -151,7 +151,7 @@ def examined(
     found = []
     for address in settings.url:
         try:
-            with _client(settings, address) as client, _in_our_words(settings, address, subject):
+            with _client(settings, address) as client, _in_our_words(settings, address, subject, column_format):
                 found.append(_examined(client, address, column_format, settings, subject))
         except ConfigError:
             raise
@@ -194,7 +194,7 @@ def _ask(column_format: ColumnFormat, settings: RegistrySettings, subject: str) 
     failures: list[str] = []
     for address in settings.url:
         try:
-            with _client(settings, address) as client, _in_our_words(settings, address, subject):
+            with _client(settings, address) as client, _in_our_words(settings, address, subject, column_format):
                 return _look_up(client, column_format, settings, subject)
         except RegistryError as error:
             failures.append(str(error))
@@ -269,7 +269,9 @@ def _client(settings: RegistrySettings, address: str) -> Iterator[SchemaRegistry
 
 
 @contextlib.contextmanager
-def _in_our_words(settings: RegistrySettings, address: str, subject: str) -> Iterator[None]:
+def _in_our_words(
+    settings: RegistrySettings, address: str, subject: str, column_format: ColumnFormat
+) -> Iterator[None]:
     """Turn each error of the client into one that names the address. It is not chained, because a traceback would show
     the client's own text, which may have a secret in it.
     """
@@ -282,7 +284,7 @@ def _in_our_words(settings: RegistrySettings, address: str, subject: str) -> Ite
     except KafkaError:
         raise
     except SchemaRegistryError as error:
-        raised = _refusal(error, _words(error, settings), address, subject)
+        raised = _refusal(error, _words(error, settings), address, subject, column_format)
     except OAuthTokenError as error:
         endpoint = urlsplit(settings.bearer_auth_issuer_endpoint_url or "").netloc or "the endpoint"
         raised = AuthenticationError(
@@ -308,7 +310,13 @@ def _no_answer(fault: str, text: str) -> RegistryError:
     return error
 
 
-def _refusal(error: Any, words: str, address: str, subject: str) -> KafkaError:
+_NEW_FIELD: Final = (
+    " With BACKWARD compatibility a new field needs a default: {}.avro.nullable=null-first gives one to each field that"
+    " may be null."
+)
+
+
+def _refusal(error: Any, words: str, address: str, subject: str, column_format: ColumnFormat) -> KafkaError:
     """Return the error for an answer with an error's status. `words` are the registry's own."""
     status, is_registry = error.http_status_code, str(error.error_code).startswith(str(error.http_status_code))
     head = f"The schema registry at {address}"
@@ -322,6 +330,7 @@ def _refusal(error: Any, words: str, address: str, subject: str) -> KafkaError:
         return SchemaError(
             f"{head} refuses the schema of subject {subject}: {words}. It must fit the subject's earlier versions:"
             " change the column's type, or the compatibility of the subject."
+            + (_NEW_FIELD.format(column_format.field) if column_format.name == AVRO else "")
         )
     if status == 404 and is_registry:
         return SchemaError(

@@ -254,6 +254,7 @@ def test_normalize_schemas_reaches_the_registry(server: SchemaRegistryServer, is
 def test_schema_that_does_not_fit_the_earlier_versions_is_refused_in_the_registrys_words(
     server: SchemaRegistryServer,
 ) -> None:
+    """Bug: the option that gives a new field its default was only on the page, not in the text."""
     ask(server.url)
     with pytest.raises(SchemaError) as caught:
         ask(server.url, ColumnFormat("value", "avro", record("id", "new")))
@@ -262,7 +263,8 @@ def test_schema_that_does_not_fit_the_earlier_versions_is_refused_in_the_registr
         ' incompatible with an earlier schema for subject "orders-value", details: [{errorType:'
         "'READER_FIELD_MISSING_DEFAULT_VALUE', description:'The field 'new' in the new schema has no default value and"
         " is missing in the old schema'}] (409). It must fit the subject's earlier versions: change the column's type,"
-        " or the compatibility of the subject."
+        " or the compatibility of the subject. With BACKWARD compatibility a new field needs a default:"
+        " value.avro.nullable=null-first gives one to each field that may be null."
     )
     assert server.registry.subjects["orders-value"] == [1]
     server.registry.compatibility["orders-value"] = "NONE"
@@ -315,7 +317,9 @@ ANSWERS: dict[str, tuple[Callable[..., None], type[KafkaError], str]] = {
         answering(409, {}),
         SchemaError,
         "The schema registry at URL refuses the schema of subject orders-value: it gave no reason. It must fit the"
-        " subject's earlier versions: change the column's type, or the compatibility of the subject.",
+        " subject's earlier versions: change the column's type, or the compatibility of the subject. With BACKWARD"
+        " compatibility a new field needs a default: value.avro.nullable=null-first gives one to each field that may be"
+        " null.",
     ),
     "HTML": (
         answering(200, HTML),
