@@ -20,7 +20,9 @@ the checkpoint.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import logging
 import os
 import re
 import signal
@@ -440,9 +442,21 @@ def open_session(settings: Settings) -> SparkSession:
     builder = SparkSession.builder.appName("stream_to_kafka")
     if not settings.verbose:
         builder = builder.config("spark.log.level", "FATAL").config("spark.ui.showConsoleProgress", "false")
+        quieten_errors()
     for name, value in settings.below("spark.").items():
         builder = builder.config(f"spark.{name}", value)
     return builder.getOrCreate()
+
+
+def quieten_errors() -> None:
+    """Keep PySpark 4 from logging each wrong column as a line of JSON with a Java stack trace. The job prints it in
+    short.
+    """
+    with contextlib.suppress(ModuleNotFoundError):  # PySpark 3.5
+        from pyspark.logger import PySparkLogger
+
+        for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+            PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def run(settings: Settings, stop: StopWish) -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -269,6 +271,22 @@ def test_other_failure_shows_the_first_line_of_spark() -> None:
     assert readable(RuntimeError(text)) == (
         "RuntimeError: [PATH_NOT_FOUND] Path does not exist: /nowhere. (--verbose shows more)"
     )
+
+
+def test_wrong_column_is_not_logged_as_json_as_well(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Bug: 6 KB of JSON with a Java stack trace came before the line of the job."""
+    logger = pytest.importorskip("pyspark.logger").PySparkLogger.getLogger("SQLQueryContextLogger")
+    request.addfinalizer(partial(logger.setLevel, logger.level))
+    monkeypatch.setattr(logger, "handlers", [logging.StreamHandler()])
+    monkeypatch.setattr(logger, "propagate", False)
+    logger.exception("before", errorClass="UNRESOLVED_COLUMN")
+    stream_to_kafka.quieten_errors()
+    logger.exception("after", errorClass="UNRESOLVED_COLUMN")
+    shown = capsys.readouterr().err
+    assert "before" in shown
+    assert "after" not in shown
 
 
 def test_wrong_setting_ends_with_code_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
