@@ -226,8 +226,11 @@ def _log_errors(update: MetadataResponse, asked: MetadataRequest) -> None:
             topic: error for topic, error in errors.items() if not isinstance(error, UnknownTopicOrPartitionError)
         }
     if errors:
-        named = {one_line(topic): str(error) for topic, error in islice(errors.items(), _MOST_NAMED)}
-        log.warning("Metadata came with errors for %d topics, as %s", len(errors), named)
+        named = [f"topic {one_line(topic)}: {error}" for topic, error in islice(errors.items(), _MOST_NAMED)]
+        named += [f"and {len(errors) - _MOST_NAMED} more topics."] if len(errors) > _MOST_NAMED else []
+        is_missing = any(isinstance(error, UnknownTopicOrPartitionError) for error in errors.values())
+        hint = " If the brokers are creating it, this passes." if is_missing else ""
+        log.warning("No metadata from the brokers for %s%s", " ".join(named), hint)
     unreachable = [
         str(partition.topic_partition)
         for topic in update.topics

@@ -9,6 +9,7 @@ from support.scripted_broker import faults
 
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import RebootstrapRequiredError
+from spark_kafka_sink.protocol.metadata import MetadataRequest
 from spark_kafka_sink.protocol.versions import ApiKey
 
 BOOTSTRAP = Node(-1, "broker-0", 9092)
@@ -106,7 +107,23 @@ def test_errors_and_missing_listeners_are_logged(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING):
         rig.poll_until(lambda: updates(rig) == 1 and rig.metadata.update_version > 1)
     assert "t-4" in caplog.text
-    assert "'t2'" in caplog.text
+    assert "for topic t2: " in caplog.text
+
+
+def test_warning_of_a_topic_that_is_being_created_says_that_it_passes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: the first write to a new topic logged `Metadata came with errors for 1 topics, as {...}`."""
+    rig = ClientRig(1, ["t"])
+    ask = MetadataRequest(("t",), allow_auto_topic_creation=True)
+    monkeypatch.setattr(rig.metadata, "new_metadata_request_builder", lambda: ask)
+    rig.cluster.on(ApiKey.METADATA, faults.refuse_topic("t", ErrorCode.unknown_topic_or_partition))
+    with caplog.at_level(logging.WARNING):
+        rig.poll_until(lambda: updates(rig) == 1 and rig.metadata.update_version > 1)
+    assert caplog.messages[-1] == (
+        "No metadata from the brokers for topic t: The server does not host this topic-partition."
+        " If the brokers are creating it, this passes."
+    )
 
 
 def test_text_of_brokers_stays_on_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -122,7 +139,8 @@ def test_text_of_brokers_stays_on_one_line(caplog: pytest.LogCaptureFixture) -> 
     rig.cluster.on(ApiKey.METADATA, faults.change(strange))
     with caplog.at_level(logging.INFO):
         rig.poll_until(lambda: updates(rig) == 1 and rig.metadata.update_version > 1)
-    assert "errors for 1000 topics, as {'x?2026-01-01" in caplog.text
+    assert "for topic x?2026-01-01" in caplog.text
+    assert "and 990 more topics." in caplog.text
     assert all(message.isprintable() and len(message) < 3_000 for message in caplog.messages)
 
 
