@@ -12,7 +12,7 @@ import spark_kafka_sink.sink.pyspark_versions  # noqa: F401 - raises if PySpark 
 # isort: split
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -276,7 +276,8 @@ class KafkaSink:
         run.end("plan", watch.now_ms())
         run.rows = self._run_tasks(chosen, write_task, REPORT_DDL)
         run.end("tasks", watch.now_ms())
-        check_limit(config, WriteReport.of(run.rows, run.duration))
+        if config.dead_letter_topic is not None:
+            check_limit(config, WriteReport.of(run.rows, run.duration))
 
     def _write_exactly_once(self, df: DataFrame, batch: StreamBatch | None, run: BatchRun, watch: Stopwatch) -> None:
         """Raises as `write`, and KafkaError if the batch could not be committed."""
@@ -293,7 +294,8 @@ class KafkaSink:
             run.end("plan", watch.now_ms())
             rows = run.rows = self._run_tasks(chosen, write_task, EXACTLY_ONCE_DDL)
             run.end("tasks", watch.now_ms())
-            check_limit(config, WriteReport.of(rows, 0))
+            if config.dead_letter_topic is not None:
+                check_limit(config, WriteReport.of(rows, 0))
             outcomes = [TaskOutcome.from_json(row["outcome"]) for row in rows if row["outcome"] is not None]
             run.skipped_records = skipped_records(outcomes)
             return outcomes
@@ -333,10 +335,10 @@ class KafkaSink:
             config = with_column_formats(config, df.schema, time_zone, stream=run_id(df))
         return _with_limit_server(config)
 
-    def _run_tasks(self, df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[Row]:
+    def _run_tasks(self, df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[dict[str, Any]]:
         topic = self._config.topic
         with batch_limits(df, _last_writes.of(topic), self._formatted) as given:
-            rows = map_in_arrow(given, write_task, report_ddl).collect()
+            rows = _by_name(map_in_arrow(given, write_task, report_ddl).collect())
         _last_writes.learn(topic, sum(row["records"] for row in rows), sum(row["bytes"] for row in rows))
         return rows
 
@@ -381,6 +383,14 @@ def _with_certain_times(rows: Iterable[Any], config: SinkConfig) -> Iterable[Any
     from spark_kafka_sink.sink.row_interface import rows_of_connect  # few tasks need it
 
     return rows_of_connect(rows, config.column_formats)
+
+
+def _by_name(rows: list[Row]) -> list[dict[str, Any]]:
+    """Return the rows as dicts. A Row looks through its names for each cell, which takes five times as long; and there
+    are as many as tasks times partitions of topics.
+    """
+    names: Sequence[str] = rows[0].__fields__ if rows else ()
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _with_limit_server(config: SinkConfig) -> SinkConfig:

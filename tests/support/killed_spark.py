@@ -23,7 +23,7 @@ from spark_kafka_sink.sink.kafka_sink import KafkaSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame
 
 DIES_AT: Final = "KILLED_SPARK_DIES_AT"
 """Such as "commit 1": in a batch's commit, after the commit of one transaction. Or "begin 0": at the next start, before
@@ -102,7 +102,7 @@ def by_halves(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class KilledSink(KafkaSink):
     """`KafkaSink` with tasks that stop. `session` makes its driver."""
 
-    def _run_tasks(self, df: DataFrame, write_task: Any, report_ddl: str) -> list[Row]:
+    def _run_tasks(self, df: DataFrame, write_task: Any, report_ddl: str) -> list[dict[str, Any]]:
         def held_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             report = list(write_task(by_halves(batches)))
             hold("prepared")

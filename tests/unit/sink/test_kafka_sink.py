@@ -389,6 +389,22 @@ def test_each_write_is_reported_once_also_when_it_fails(options: dict[str, str])
     assert sum(got[0].durations_ms.values()) == got[0].ended_ms - got[0].began_ms
 
 
+def test_rows_of_the_tasks_are_not_searched_for_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: for 200 tasks and 1,000 partitions the driver looked through the names of 200,000 Rows for seconds."""
+
+    class Watched(Row):
+        def __getitem__(self, name: Any) -> Any:
+            pytest.fail(f"a Row is searched for {name}")
+
+    names: dict[str, Any] = dict.fromkeys(COUNTS | WRITTEN)
+    rows = [Watched(**(names | row)) for row in (COUNTS, WRITTEN)]
+    frame: Any = SimpleNamespace(schema=FRAME.schema, collect=lambda: rows)
+    monkeypatch.setattr(kafka_sink_module, "batch_limits", lambda *given: nullcontext(frame))
+    monkeypatch.setattr(kafka_sink_module, "map_in_arrow", lambda df, *given: df)
+    report = KafkaSink(OPTIONS).write(frame)
+    assert (report.records, report.batches, report.last_offsets) == (5, 1, {TopicPartition("orders", 0): 4})
+
+
 @pytest.mark.usefixtures("sessions")
 def test_batch_that_failed_because_spark_is_gone_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: Spark was asked for the query when the batch had failed, and nobody got a report."""
