@@ -7,6 +7,7 @@ say which field of a column it refuses. Runs in the driver's Python process or i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -162,6 +163,9 @@ def arrow_type(data_type: DataType, path: str, time_zone: str = UTC) -> pa.DataT
 
 
 def _struct(data_type: Any, path: str, zone: str) -> pa.DataType:
+    if twice := [name for name, count in Counter(data_type.names).items() if count > 1]:
+        # Spark 4.0 gives the columns of a task a_0 and a_1 in place of them; 3.5 and 4.2 refuse them
+        raise SchemaError(f"{path}: two fields have the name '{twice[0]}'. Rename one of them.")
     return pa.struct(
         [
             pa.field(each.name, arrow_type(each.dataType, f"{path}.{each.name}", zone), nullable=each.nullable)

@@ -105,6 +105,14 @@ def test_a_type_that_no_format_takes_is_refused_with_its_path(data_type: DataTyp
         arrow_type(nested, "value")
 
 
+def test_two_fields_of_one_name_are_refused_with_their_path() -> None:
+    """Bug: on its way to Python Spark 4.0 renames them, and JSON had the fields a_0 and a_1."""
+    twins = StructType([StructField("a", LongType()), StructField("A", LongType()), StructField("a", LongType())])
+    with pytest.raises(SchemaError, match=r"value\.s\.element: two fields have the name 'a'\. Rename one of them"):
+        arrow_type(StructType([StructField("s", ArrayType(twins))]), "value")
+    assert [field.name for field in arrow_type(StructType(twins.fields[:2]), "value")] == ["a", "A"]
+
+
 def test_without_formats_the_configuration_is_the_same() -> None:
     own = config()
     assert with_column_formats(own, frame(value=StringType())) is own
