@@ -124,6 +124,7 @@ class DefaultMetadataUpdater:
         self._must_rebootstrap = False
         self._is_elsewhere = False
         """A node belongs to another cluster now, and no metadata has come since."""
+        self._logged_errors = ""
 
     def fetch_nodes(self) -> Sequence[Node]:
         return self._metadata.fetch().nodes
@@ -199,7 +200,7 @@ class DefaultMetadataUpdater:
             # A broker that is starting knows no nodes. Its answer is ignored.
             self._metadata.failed_update(now_ms)
         else:
-            _log_errors(update, asked.request)
+            self._logged_errors = _log_errors(update, asked.request, self._logged_errors)
             self._metadata.update(asked.request_version, update, asked.is_partial, now_ms)
             self._requested_since_ms = None
             self._is_elsewhere = False
@@ -218,19 +219,24 @@ class DefaultMetadataUpdater:
         self._metadata.close()
 
 
-def _log_errors(update: MetadataResponse, asked: MetadataRequest) -> None:
+def _log_errors(update: MetadataResponse, asked: MetadataRequest, logged: str) -> str:
+    """Return the text on topics without metadata. It is a warning only if it differs from `logged`, the last one: a
+    producer asks for a missing topic again and again.
+    """
     errors = {topic: error_for_code(code, api="Metadata") for topic, code in update.error_codes()}
     if not asked.allow_auto_topic_creation:
         # a caller that looks for a missing topic creates it, or reports it
         errors = {
             topic: error for topic, error in errors.items() if not isinstance(error, UnknownTopicOrPartitionError)
         }
+    text = ""
     if errors:
         named = [f"topic {one_line(topic)}: {error}" for topic, error in islice(errors.items(), _MOST_NAMED)]
         named += [f"and {len(errors) - _MOST_NAMED} more topics."] if len(errors) > _MOST_NAMED else []
         is_missing = any(isinstance(error, UnknownTopicOrPartitionError) for error in errors.values())
         hint = " If the brokers are creating it, this passes." if is_missing else ""
-        log.warning("No metadata from the brokers for %s%s", " ".join(named), hint)
+        text = f"No metadata from the brokers for {' '.join(named)}{hint}"
+        log.log(logging.DEBUG if text == logged else logging.WARNING, "%s", text)
     unreachable = [
         str(partition.topic_partition)
         for topic in update.topics
@@ -241,3 +247,4 @@ def _log_errors(update: MetadataResponse, asked: MetadataRequest) -> None:
         log.warning(
             "%d partitions have a leader without a listener for us, as %s", len(unreachable), unreachable[:_MOST_NAMED]
         )
+    return text

@@ -126,6 +126,29 @@ def test_warning_of_a_topic_that_is_being_created_says_that_it_passes(
     )
 
 
+def test_missing_topic_is_logged_once_until_it_was_there(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: a task that waited for a misspelt topic logged the same warning dozens of times."""
+    rig = ClientRig(1, ["t"])
+    ask = MetadataRequest(("t",), allow_auto_topic_creation=True)
+    monkeypatch.setattr(rig.metadata, "new_metadata_request_builder", lambda: ask)
+
+    def warnings_after(requests: int) -> int:
+        for _ in range(requests):
+            before = rig.metadata.request_update()
+            rig.poll_until(lambda version=before: rig.metadata.update_version > version)  # type: ignore[misc]
+        return caplog.text.count("No metadata from the brokers for topic t:")
+
+    refuse = faults.refuse_topic("t", ErrorCode.unknown_topic_or_partition)
+    with caplog.at_level(logging.WARNING):
+        rig.cluster.on(ApiKey.METADATA, refuse, times=3)
+        assert warnings_after(3) == 1
+        assert warnings_after(1) == 1
+        rig.cluster.on(ApiKey.METADATA, refuse, times=1)
+        assert warnings_after(1) == 2
+
+
 def test_text_of_brokers_stays_on_one_line(caplog: pytest.LogCaptureFixture) -> None:
     rig = ClientRig(1, ["t"])
     forged = "x\n2026-01-01 CRITICAL root: forged\x1b[2J"
