@@ -171,7 +171,7 @@ class KafkaDriverCluster:
     def query_names(self, query_id: str) -> QueryNames:
         key, place = names_key(query_id), self._place_of_names(query_id)
         with self._gone_topic():
-            # no transaction writes the record, so the dead driver of another query keeps nobody waiting
+            # No transaction writes this record, so an open transaction of another query need not end first.
             found = self._client.topics.last_of_keys(place, [key], self._timer(), READ_UNCOMMITTED)[key]
         if found is None or found.value is None:
             return QueryNames({})

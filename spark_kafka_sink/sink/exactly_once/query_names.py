@@ -99,7 +99,7 @@ def check_name(
     this run of the query writes under it too: then it is that of another sink of the same foreachBatch. Raises the
     errors of `BatchStart.is_written_already`, and KafkaError.
 
-    A prefix that an operator freed or adopted begins anew.
+    After `forget` or `adopt` a prefix counts as new from this batch on.
     """
     if batch_start.is_written_already(batch.batch_id, batch.query_id):
         return False
