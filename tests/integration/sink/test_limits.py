@@ -106,7 +106,9 @@ def test_any_ten_seconds_have_the_limit_of_bytes_within_five_percent(
 def test_rows_one_by_one_keep_the_limit_too(
     spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str], tmp_path: Path, write: Write
 ) -> None:
-    topic, rows = new_topic(partitions=2), 2 * RATE
+    topic, rows = new_topic(partitions=2), 5 * RATE
     write(rows_of(spark, rows), options_of(kafka_broker, topic, records=RATE), tmp_path)
     times = times_of(kafka_broker, topic, rows)
-    assert times[-1] - times[0] >= 2_000 - 250 - 2 * 100
+    # Tasks that do not share the limit need half of the time. A task may wait for its producer and for metadata after
+    # its first permission: then its first record is late, and what follows comes closer.
+    assert times[-1] - times[0] >= 5_000 - 250 - 2 * 100 - 1_000
