@@ -17,10 +17,11 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, ProtocolError
@@ -30,9 +31,11 @@ from spark_kafka_sink.sink.exactly_once.advice import changed_batch, name_of_que
 
 log = logging.getLogger(__name__)
 
-_DECISION_VERSION: Final = 2
-_FIRST_DECISION_VERSION: Final = 1
+Record = TypeVar("Record")
+
+_FIRST_VERSION: Final = 1
 """Its decisions have neither the fingerprint of the rows nor the topic."""
+_DECISION_VERSION: Final = 2
 _DECIDED, _FINISHED = "decided", "finished"
 
 _MOST_ID: Final = 2**63 - 1
@@ -97,7 +100,7 @@ class Decision:
 
     def to_bytes(self) -> bytes:
         content: dict[str, Any] = {
-            "version": _FIRST_DECISION_VERSION if self.fingerprint is None else _DECISION_VERSION,
+            "version": _FIRST_VERSION if self.fingerprint is None else _DECISION_VERSION,
             "state": _FINISHED if self.is_finished else _DECIDED,
             "batch_id": self.batch_id,
             "query_id": self.query_id,
@@ -111,7 +114,7 @@ class Decision:
         if self.fingerprint is not None:
             # as text: readers of JSON may read a 64-bit number as a float
             content |= {"fingerprint": f"{self.fingerprint:016x}", "topic": self.topic}
-        return json.dumps(content | {"checksum": checksum(content)}, separators=(",", ":")).encode()
+        return to_record(content)
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str, prefix: str) -> Decision:
@@ -120,33 +123,25 @@ class Decision:
         Raises ProtocolError, which names `where`, for data that is not a whole decision of a known version, and for a
         decision with a transactional id of another prefix or a value out of range.
         """
-        try:
-            content: dict[str, Any] = json.loads(data)
-            stated = content.pop("checksum")
-            if content["version"] not in {_FIRST_DECISION_VERSION, _DECISION_VERSION}:
-                raise ProtocolError(
-                    f"{where}: the decision has version {content['version']!r:.100}, and only versions up to"
-                    f" {_DECISION_VERSION} are known here. A newer release wrote it: use that release."
-                )
-            if stated != checksum(content):
-                raise ProtocolError(f"{where}: the checksum of the decision does not match its content.")
-            if (state := content["state"]) not in {_DECIDED, _FINISHED}:
-                raise ValueError(f"state {state!r:.100}")
-            has_fingerprint = content["version"] >= _DECISION_VERSION
-            return cls(
-                _integer(content, "batch_id"),
-                _text(content["query_id"]),
-                _integer(content, "time_ms", _MOST_TIME_MS),
-                _integer(content, "partitions"),
-                _integer(content, "rows"),
-                tuple(_task(each, prefix) for each in content["transactions"]),
-                state == _FINISHED,
-                content.get("accepted") is True,
-                _fingerprint(content["fingerprint"]) if has_fingerprint else None,
-                _text(content["topic"]) if has_fingerprint and content["topic"] is not None else None,
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ProtocolError(f"{where}: this is not a decision of {prefix!r}: {error!r:.300}.") from error
+        return read_record(data, where, f"decision of {prefix!r}", _DECISION_VERSION, partial(_decision, prefix=prefix))
+
+
+def _decision(content: dict[str, Any], prefix: str) -> Decision:
+    if (state := content["state"]) not in {_DECIDED, _FINISHED}:
+        raise ValueError(f"state {state!r:.100}")
+    has_fingerprint = content["version"] >= _DECISION_VERSION
+    return Decision(
+        _integer(content, "batch_id"),
+        _text(content["query_id"]),
+        _integer(content, "time_ms", _MOST_TIME_MS),
+        _integer(content, "partitions"),
+        _integer(content, "rows"),
+        tuple(_task(each, prefix) for each in content["transactions"]),
+        state == _FINISHED,
+        content.get("accepted") is True,
+        _fingerprint(content["fingerprint"]) if has_fingerprint else None,
+        _text(content["topic"]) if has_fingerprint and content["topic"] is not None else None,
+    )
 
 
 def is_task_id(prefix: str, transactional_id: str) -> bool:
@@ -189,12 +184,38 @@ def _fingerprint(value: Any) -> int:
     return int(value, 16)
 
 
-def checksum(content: dict[str, Any]) -> int:
-    """Return the checksum of a record's content, without the checksum itself."""
+def to_record(content: dict[str, Any]) -> bytes:
+    """Return a record of the decision topic: its content as JSON, with a checksum."""
+    return json.dumps(content | {"checksum": _checksum(content)}, separators=(",", ":")).encode()
+
+
+def read_record(data: bytes, where: str, what: str, newest: int, make: Callable[[dict[str, Any]], Record]) -> Record:
+    """Return what `make` makes of the content of a record of the decision topic. `make` may raise the errors that
+    Python raises for JSON of another form.
+
+    Raises ProtocolError, which names `where` and says `what` the record should be, for data that is damaged, of another
+    form, or of a version that is later than `newest`.
+    """
+    try:
+        content: dict[str, Any] = json.loads(data)
+        stated = content.pop("checksum")
+        version = content["version"]
+        if type(version) is not int or not _FIRST_VERSION <= version <= newest:
+            raise ProtocolError(
+                f"{where}: the {what} has version {version!r:.100}, and only versions up to {newest} are known here. A"
+                " newer release wrote it: use that release."
+            )
+        if stated != _checksum(content):
+            raise ProtocolError(f"{where}: the checksum of the {what} does not match its content.")
+        return make(content)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"{where}: this is not a {what}: {error!r:.300}.") from error
+
+
+def _checksum(content: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
-_FIRST_USE_VERSION: Final = 1
 _SUFFIX: Final = b"\nborn"
 """No prefix ends like this: a transactional.id.prefix is printable."""
 
@@ -212,28 +233,22 @@ class FirstUse:
     is_adopted: bool = False
 
     def to_bytes(self) -> bytes:
-        content = {"version": _FIRST_USE_VERSION, "state": "born", **asdict(self)}
-        return json.dumps(content | {"checksum": checksum(content)}, separators=(",", ":")).encode()
+        return to_record({"version": _FIRST_VERSION, "state": "born", **asdict(self)})
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> FirstUse:
         """Raises ProtocolError, naming `where`, for data that is not a whole first-use record of a known version."""
-        try:
-            content: dict[str, Any] = json.loads(data)
-            stated = content.pop("checksum")
-            if content["version"] != _FIRST_USE_VERSION:
-                raise ProtocolError(
-                    f"{where}: the first-use record has version {content['version']!r:.100}, but this release knows"
-                    f" only {_FIRST_USE_VERSION}. A newer release wrote it, and must read it."
-                )
-            if stated != checksum(content):
-                raise ProtocolError(f"{where}: the checksum of the first-use record does not match its content.")
-            time_ms, partitions, replicas = (content[name] for name in ("time_ms", "partitions", "replicas"))
-            if not all(type(number) is int and 0 <= number < 2**63 for number in (time_ms, partitions, replicas)):
-                raise ProtocolError(f"{where}: a number of the first-use record is out of range.")
-            return cls(time_ms, partitions, replicas, str(content["topic_id"]), content["is_adopted"] is True)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ProtocolError(f"{where}: this is not a first-use record: {type(error).__name__}.") from error
+        return read_record(data, where, "first-use record", _FIRST_VERSION, cls._of)
+
+    @classmethod
+    def _of(cls, content: dict[str, Any]) -> FirstUse:
+        return cls(
+            _integer(content, "time_ms"),
+            _integer(content, "partitions"),
+            _integer(content, "replicas"),
+            _text(content["topic_id"]),
+            content["is_adopted"] is True,
+        )
 
 
 def first_use_key(prefix: bytes) -> bytes:

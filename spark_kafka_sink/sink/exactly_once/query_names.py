@@ -10,15 +10,14 @@ this, once in each run of a query.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from spark_kafka_sink.common.errors import IllegalStateError, ProtocolError
+from spark_kafka_sink.common.errors import IllegalStateError
 from spark_kafka_sink.sink.exactly_once.advice import name_of_query, operator_command
-from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, checksum
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, read_record, to_record
 
 _VERSION: Final = 1
 _SUFFIX: Final = b"\nnames"
@@ -44,28 +43,19 @@ class QueryNames:
     began: Mapping[str, int]
 
     def to_bytes(self) -> bytes:
-        content = {"version": _VERSION, "state": "names", "began": dict(self.began)}
-        return json.dumps(content | {"checksum": checksum(content)}, separators=(",", ":")).encode()
+        return to_record({"version": _VERSION, "state": "names", "began": dict(self.began)})
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> QueryNames:
         """Raises ProtocolError, naming `where`, for data that is not a whole record of a known version."""
-        try:
-            content: dict[str, Any] = json.loads(data)
-            stated = content.pop("checksum")
-            if content["version"] != _VERSION:
-                raise ProtocolError(
-                    f"{where}: the record of a query's names has version {content['version']!r:.100}, but this release"
-                    f" knows only {_VERSION}. A newer release wrote it, and must read it."
-                )
-            if stated != checksum(content):
-                raise ProtocolError(f"{where}: the checksum of the query's names does not match its content.")
-            began = dict(content["began"])
-            if not all(type(batch_id) is int and 0 <= batch_id < 2**63 for batch_id in began.values()):
-                raise ProtocolError(f"{where}: a batch of the query's names is out of range.")
-            return cls(began)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ProtocolError(f"{where}: these are not the names of a query: {type(error).__name__}.") from error
+        return read_record(data, where, "record of a query's names", _VERSION, cls._of)
+
+    @classmethod
+    def _of(cls, content: dict[str, Any]) -> QueryNames:
+        began = dict(content["began"])
+        if not all(type(batch_id) is int and 0 <= batch_id < 2**63 for batch_id in began.values()):
+            raise ValueError("a batch is out of range")
+        return cls(began)
 
 
 class NamesCluster(Protocol):

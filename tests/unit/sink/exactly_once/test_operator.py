@@ -204,7 +204,7 @@ def test_unreadable_decision_does_not_hide_others(bench: OperatorBench) -> None:
     text = bench.said()
     assert "orders: batch 0 of query q, 2 rows, decided 2023-11-14 22:13:20+00:00: committed.\n" in text
     assert f"newer: {other.place}, offset " in text
-    assert "the decision has version 3, and only versions up to 2 are known here" in text
+    assert "the decision of 'newer' has version 3, and only versions up to 2 are known here" in text
     assert "No transaction is open." in text
     bench.operator.show(PREFIX)
     assert "version 2" not in bench.said()

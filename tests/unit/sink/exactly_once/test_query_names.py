@@ -18,7 +18,7 @@ from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once import query_names
 from spark_kafka_sink.sink.exactly_once.cluster import DECISION_PARTITIONS, KafkaDriverCluster
-from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, checksum, first_use_key
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, first_use_key, to_record
 from spark_kafka_sink.sink.exactly_once.operator import Operator
 from spark_kafka_sink.sink.exactly_once.query_names import (
     QueryBatch,
@@ -242,22 +242,24 @@ def test_key_of_names_is_no_prefix() -> None:
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"version": 2}, "has version 2, but this release knows only 1"),
+        ({"version": 2}, "has version 2, and only versions up to 1 are known"),
         ({"began": {"P": -1}}, "out of range"),
         ({"began": {"P": True}}, "out of range"),
-        ({"began": [1]}, "these are not the names of a query"),
-        ({"began": None}, "these are not the names of a query"),
+        ({"began": [1]}, "this is not a record of a query's names"),
+        ({"began": None}, "this is not a record of a query's names"),
         ({"checksum": 1}, "checksum"),
     ],
     ids=str,
 )
 def test_names_of_other_content_are_refused_by_place(changed: dict[str, Any], text: str) -> None:
     content = json.loads(QueryNames({"P": 0}).to_bytes()) | changed
-    if "checksum" not in changed:
-        del content["checksum"]
-        content["checksum"] = checksum(content)
+    data = json.dumps(content).encode() if "checksum" in changed else to_record(without(content, "checksum"))
     with pytest.raises(ProtocolError, match=f"^here: .*{text}"):
-        QueryNames.from_bytes(json.dumps(content).encode(), "here")
+        QueryNames.from_bytes(data, "here")
+
+
+def without(content: dict[str, Any], name: str) -> dict[str, Any]:
+    return {own: value for own, value in content.items() if own != name}
 
 
 def test_list_shows_no_record_of_names(bench: SessionBench) -> None:
