@@ -233,7 +233,7 @@ def table_and_formats(
         return Table(data, topic, names), None
     from spark_kafka_sink.serialization.format_options import formats_of_write
     from spark_kafka_sink.serialization.record_formats import RecordFormats
-    from spark_kafka_sink.serialization.resolved_formats import resolved  # not for the workers of Spark
+    from spark_kafka_sink.serialization.schemas import resolved  # not for the workers of Spark
 
     formats = formats_of_write(serialization)
     table = Table(data, topic, names, formats.fields)

@@ -1,6 +1,7 @@
-"""The schema of a column: given by the user or made of the column's type, and checked against that type.
+"""From the options of formats to what tasks need: the schema of each column, given by the user or made of the column's
+type, checked against that type, and its id at the schema registry.
 
-Runs once, on the driver. It knows no registry: `registry.registered` adds the schema's id afterwards.
+Runs on the driver, once and before any task. No other code talks to the registry. Plain functions; any thread.
 """
 
 from __future__ import annotations
@@ -15,9 +16,31 @@ from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.serialization.avro_schema import schema_text
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.column_format import AVRO, JSON, JSON_SCHEMA, PROTOBUF, ColumnFormat, FormatSettings
+from spark_kafka_sink.serialization.format_options import Formats
 from spark_kafka_sink.serialization.json_schema import json_schema_text
 from spark_kafka_sink.serialization.protobuf_parser import parse_proto
 from spark_kafka_sink.serialization.protobuf_text import proto_text
+from spark_kafka_sink.serialization.record_formats import ResolvedFormat, ResolvedFormats
+from spark_kafka_sink.serialization.registry import registered
+
+
+def resolved(formats: Formats, types: Mapping[str, pa.DataType], topic: str | None) -> ResolvedFormats:
+    """Return the formats for columns of these Arrow types, with the ids of the registry. Blocks while it asks the
+    registry.
+
+    `types`: `value` and `key`, as far as they have a format. `topic`: that of every row, None if rows name their own.
+    Raises SchemaError for a type that does not fit, ConfigError, and KafkaError if the registry cannot be used.
+    """
+    found = {each.field: _resolved(formats, each, types[each.field], topic) for each in formats.settings()}
+    return ResolvedFormats(**found)
+
+
+def _resolved(formats: Formats, settings: FormatSettings, data_type: pa.DataType, topic: str | None) -> ResolvedFormat:
+    found = column_format(settings, data_type)
+    if formats.registry is not None:
+        found = parsed(registered(found, formats.registry, settings.strategy, topic))
+        ColumnEncoder(found, data_type)  # refuses a type that does not fit the registry's schema
+    return ResolvedFormat(found, data_type)
 
 
 def column_format(settings: FormatSettings, data_type: pa.DataType) -> ColumnFormat:

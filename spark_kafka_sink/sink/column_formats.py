@@ -80,7 +80,7 @@ def with_column_formats(
     `time_zone`: the session's, in which the tasks get their timestamps; None if it is not known. `stream`: a run of a
     streaming query, whose later batches get the formats of the first one.
 
-    Raises as `check_columns` and `resolved_formats.resolved`.
+    Raises as `check_columns` and `schemas.resolved`.
     """
     if config.formats is None:
         return config
@@ -135,7 +135,7 @@ def with_given_types(config: SinkConfig) -> SinkConfig:
 
 
 def _resolved(formats: Formats, types: Mapping[str, pa.DataType], topic: str | None) -> ResolvedFormats:
-    from spark_kafka_sink.serialization.resolved_formats import (
+    from spark_kafka_sink.serialization.schemas import (
         resolved,  # tasks import this module, and need none of it
     )
 

@@ -47,6 +47,7 @@ from spark_kafka_sink.sink.schema import (
     projection,
     refuse_without_zone,
 )
+from spark_kafka_sink.sink.small_tasks import RanTasks, SmallTasks, source_of, with_fewer_tasks
 from spark_kafka_sink.sink.topic_creation import create_missing_topic
 
 # isort: split
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _last_writes: Final = LastWrites()
+_small_tasks: Final = SmallTasks()
 """On the driver, shared by all sinks, so that a new sink for every batch of a stream knows them."""
 
 _NO_DRIVER: Final = (
@@ -336,10 +338,17 @@ class KafkaSink:
         return _with_limit_server(config)
 
     def _run_tasks(self, df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[dict[str, Any]]:
-        topic = self._config.topic
+        topic, clock = self._config.topic, SystemClock()
+        source, began_ms = source_of(df, topic), clock.now_ms()
+        are_fewer = _small_tasks.has(source)
         with batch_limits(df, _last_writes.of(topic), self._formatted) as given:
-            rows = _by_name(map_in_arrow(given, write_task, report_ddl).collect())
-        _last_writes.learn(topic, sum(row["records"] for row in rows), sum(row["bytes"] for row in rows))
+            chosen = with_fewer_tasks(given, df, source) if are_fewer else given
+            rows = _by_name(map_in_arrow(chosen, write_task, report_ddl).collect())
+        duration_ms = clock.now_ms() - began_ms
+        records, size = (sum(row[name] for row in rows) for name in ("records", "bytes"))
+        tasks = sum(row["task"] is not None for row in rows)
+        _last_writes.learn(topic, records, size)
+        _small_tasks.learn(source, RanTasks(tasks, records, duration_ms, are_fewer))
         return rows
 
     def _new_writer(self) -> PartitionWriter | FormattedWriter:

@@ -24,7 +24,7 @@ from spark_kafka_sink import KafkaSink
 from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.local import Admin
 from spark_kafka_sink.serialization.format_options import formats_of_write
-from spark_kafka_sink.serialization.resolved_formats import resolved
+from spark_kafka_sink.serialization.schemas import resolved
 from spark_kafka_sink.sink.column_formats import arrow_type
 from spark_kafka_sink.sink.running_query import session_time_zone
 

@@ -21,7 +21,7 @@ from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.format_options import formats_of_write
 from spark_kafka_sink.serialization.record_formats import ResolvedFormat
-from spark_kafka_sink.serialization.resolved_formats import resolved
+from spark_kafka_sink.serialization.schemas import resolved
 
 PROTO = """
 syntax = "proto3";

@@ -15,7 +15,7 @@ from spark_kafka_sink.serialization.format_options import (
     formats_of_write,
     is_option,
 )
-from spark_kafka_sink.serialization.resolved_formats import resolved
+from spark_kafka_sink.serialization.schemas import resolved
 
 REGISTRY = {"schema.registry.url": "http://registry:8081"}
 STRUCT = pa.struct([("id", pa.int64()), ("name", pa.string())])

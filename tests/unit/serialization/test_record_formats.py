@@ -10,7 +10,7 @@ import pytest
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.serialization.format_options import formats_of_write
 from spark_kafka_sink.serialization.record_formats import RecordFormats, ResolvedFormats
-from spark_kafka_sink.serialization.resolved_formats import resolved
+from spark_kafka_sink.serialization.schemas import resolved
 
 STRUCT = pa.struct([("id", pa.int64()), ("name", pa.string())])
 ROWS = [{"id": 1, "name": "one"}, None, {"id": 3, "name": None}]

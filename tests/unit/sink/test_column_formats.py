@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 )
 
 from spark_kafka_sink.common.errors import KafkaError, SchemaError
-from spark_kafka_sink.serialization import format_options, resolved_formats
+from spark_kafka_sink.serialization import format_options, schemas
 from spark_kafka_sink.serialization.column_format import ColumnFormat
 from spark_kafka_sink.sink import column_formats
 from spark_kafka_sink.sink.column_formats import arrow_type, check_formats, with_column_formats
@@ -144,7 +144,7 @@ def test_only_the_last_check_asks_the_registry(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*_: object) -> ColumnFormat:
         raise KafkaError("the registry was asked")
 
-    monkeypatch.setattr(resolved_formats, "registered", refuse)
+    monkeypatch.setattr(schemas, "registered", refuse)
     with_registry = replace(
         config(value_format="avro"), formats=format_options.formats_of({"value.format": "avro", **REGISTRY})
     )
@@ -160,7 +160,7 @@ def test_the_batches_of_a_run_share_one_lookup(monkeypatch: pytest.MonkeyPatch) 
         asked.append(column_format)
         return replace(column_format, prefix=bytes([len(asked)]))
 
-    monkeypatch.setattr(resolved_formats, "registered", registered)
+    monkeypatch.setattr(schemas, "registered", registered)
     monkeypatch.setattr(column_formats, "_of_streams", {})
     given = replace(
         config(value_format="avro"), formats=format_options.formats_of({"value.format": "avro", **REGISTRY})

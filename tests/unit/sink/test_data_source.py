@@ -34,7 +34,7 @@ from spark_kafka_sink import KafkaSinkDataSource
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, RecordTooLargeError, SchemaError
 from spark_kafka_sink.producer.writes import Delivered
-from spark_kafka_sink.serialization import resolved_formats
+from spark_kafka_sink.serialization import schemas
 from spark_kafka_sink.serialization.column_format import ColumnFormat
 from spark_kafka_sink.sink import data_source, worker
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, KafkaStreamWriter, TaskWritten, report_of
@@ -390,7 +390,7 @@ def test_the_registry_is_asked_once_when_tasks_begin_and_not_at_commit(monkeypat
         asked.append(column_format.field)
         return column_format
 
-    monkeypatch.setattr(resolved_formats, "registered", registered)
+    monkeypatch.setattr(schemas, "registered", registered)
     checkpoint = {"checkpointLocation": f"/tmp/{asked}"}
     for number in range(3):
         writer = source(**AVRO, **REGISTRY, **checkpoint).streamWriter(schema(value=STRUCT), False)

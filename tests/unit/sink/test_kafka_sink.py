@@ -398,7 +398,7 @@ def test_rows_of_the_tasks_are_not_searched_for_each_cell(monkeypatch: pytest.Mo
 
     names: dict[str, Any] = dict.fromkeys(COUNTS | WRITTEN)
     rows = [Watched(**(names | row)) for row in (COUNTS, WRITTEN)]
-    frame: Any = SimpleNamespace(schema=FRAME.schema, collect=lambda: rows)
+    frame: Any = SimpleNamespace(schema=FRAME.schema, sparkSession=None, collect=lambda: rows)
     monkeypatch.setattr(kafka_sink_module, "batch_limits", lambda *given: nullcontext(frame))
     monkeypatch.setattr(kafka_sink_module, "map_in_arrow", lambda df, *given: df)
     report = KafkaSink(OPTIONS).write(frame)

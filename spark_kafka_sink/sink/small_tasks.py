@@ -1,0 +1,119 @@
+"""Fewer tasks for a write, if its tasks would have almost nothing to do.
+
+Spark makes a task for each partition of a DataFrame, and a shuffle makes 200 partitions, however few the rows are. A
+task that runs Python takes 10 to 20 ms of a slot even if it sends nothing, and one of exactly-once delivery needs its
+own transaction. So if the tasks of the last write were that small, each task of the next one takes the rows of several
+partitions, by `DataFrame.coalesce`, which moves no row: 200 tasks of 50 rows take a seventh of the time.
+
+No slot stays without work, and no task gets much more than one of a file scan has: a write of a streaming query is
+taken to be like its last one, and of another write Spark estimates the bytes. A guess may be wrong: if there are more
+rows than expected, the next write has all its tasks again. If a write took longer with fewer tasks, such as one with
+all its rows in partitions side by side, then the later ones keep their tasks.
+
+With spark.dynamicAllocation.enabled=true, Spark asks for executors by the tasks that wait, so all tasks stay. They stay
+on Spark Connect too, which does not tell how many tasks run at once. Owned by the driver; any thread may call.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from spark_kafka_sink.sink.running_query import context_of_thread, query_id_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SMALL_MS: Final = 50
+"""Tasks that take a slot for less are small: most of it is the task's own cost."""
+TASKS_OF_A_SLOT: Final = 2
+"""So many that slots which are done early get another one, and few enough to cost little."""
+MOST_BYTES: Final = 128 << 20
+"""Of a task: Spark's default for a task that reads files (spark.sql.files.maxPartitionBytes)."""
+_MOST_TASKS: Final = (1 << 31) - 1
+"""Of a Java int."""
+_TIMES: Final = 2
+_RECORDS: Final = 10_000
+"""A write with more than twice the records and this number is not like the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where writes come from that are probably alike, and where they go."""
+
+    topic: str | None
+    """None: the rows name their topics."""
+    query_id: str | None
+    """None: this is no streaming query."""
+    slots: int | None = field(compare=False)
+    """How many tasks Spark runs at one time (spark.default.parallelism, or all cores of its executors). None: all tasks
+    stay.
+    """
+
+
+class RanTasks(NamedTuple):
+    """The tasks of a write that has ended."""
+
+    tasks: int
+    records: int
+    duration_ms: int
+    """Of all the tasks together."""
+    are_fewer: bool
+    """Whether a task had the rows of several partitions."""
+
+
+class SmallTasks:
+    """The sources whose last write with all its tasks had small ones."""
+
+    def __init__(self) -> None:
+        self._small: dict[Source, RanTasks] = {}
+        self._kept: set[Source] = set()
+        """Sources whose writes took longer with fewer tasks."""
+
+    def has(self, source: Source) -> bool:
+        """Return whether the next write shall have fewer tasks."""
+        return source.slots is not None and source in self._small and source not in self._kept
+
+    def learn(self, source: Source, ran: RanTasks) -> None:
+        """Note a write that has ended. One without records says nothing about the next."""
+        if source.slots is None or not ran.records:
+            return
+        if not ran.are_fewer:
+            self._small.pop(source, None)
+            if ran.tasks > TASKS_OF_A_SLOT * source.slots and ran.duration_ms * source.slots < SMALL_MS * ran.tasks:
+                self._small[source] = ran
+            return
+        with_all = self._small.get(source)
+        if with_all is None:  # another thread has learned meanwhile
+            return
+        if ran.records > _TIMES * with_all.records + _RECORDS:
+            del self._small[source]
+        elif ran.duration_ms > with_all.duration_ms:
+            self._kept.add(source)
+
+
+def source_of(df: DataFrame, topic: str | None) -> Source:
+    """Return the source of a write that this thread makes."""
+    session = df.sparkSession
+    context = context_of_thread(session)
+    if context is None or session.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        return Source(topic, None, None)
+    return Source(topic, query_id_of(context), context.defaultParallelism)
+
+
+def with_fewer_tasks(df: DataFrame, like: DataFrame, source: Source) -> DataFrame:
+    """Return `df` with fewer partitions, if it has more than the slots need. `like` has the same rows, of which Spark
+    estimates the bytes.
+    """
+    assert source.slots is not None
+    most = TASKS_OF_A_SLOT * source.slots
+    if source.query_id is None:
+        most = max(most, math.ceil(_estimated_bytes(like) / MOST_BYTES))
+    return df.coalesce(min(most, _MOST_TASKS))
+
+
+def _estimated_bytes(df: DataFrame) -> int:
+    """Return Spark's estimate. If it knows nothing, that is 8 exabytes, and all tasks stay."""
+    plan: Any = df._jdf.queryExecution().optimizedPlan()
+    return int(plan.stats().sizeInBytes())

@@ -1,0 +1,107 @@
+"""Writes whose tasks have almost nothing to do: fewer tasks, and the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from support.exactly_once_streams import await_markers
+from support.librdkafka import read_topic
+
+from spark_kafka_sink.common.batch_report import BatchReport
+from spark_kafka_sink.local import Admin
+from spark_kafka_sink.sink import kafka_sink, small_tasks
+from spark_kafka_sink.sink.kafka_sink import KafkaSink
+from spark_kafka_sink.sink.small_tasks import MOST_BYTES, SmallTasks
+
+PARTITIONS = 60
+FEWER = 4
+"""Two for each slot of local[2]."""
+
+ONCE = {"delivery.guarantee": "exactly-once", "transactional.id.prefix": "small-tasks"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And any task is small: on a busy machine, and when Spark has just started, each takes long."""
+    monkeypatch.setattr(kafka_sink, "_small_tasks", SmallTasks())
+    monkeypatch.setattr(small_tasks, "SMALL_MS", 60_000)
+
+
+@pytest.fixture(params=[{}, ONCE], ids=["at least once", "exactly once"])
+def sink(request: pytest.FixtureRequest, kafka_broker: Admin, new_topic: Callable[..., str]) -> Any:
+    """A sink, its reports, and a reader of its topic's values."""
+    topic, reports = new_topic(partitions=2), list[BatchReport]()
+    servers = {"kafka.bootstrap.servers": kafka_broker.bootstrap_servers, "topic": topic}
+
+    def values() -> list[bytes]:
+        await_markers(kafka_broker.bootstrap_servers)
+        return sorted(record.value() or b"" for record in read_topic(kafka_broker.bootstrap_servers, topic, 2))
+
+    own = {name: value if name != "transactional.id.prefix" else topic for name, value in request.param.items()}
+    return KafkaSink({**servers, **own}, on_report=reports.append), reports, values
+
+
+def rows_of(spark: SparkSession, first: int, rows: int) -> DataFrame:
+    return spark.range(first, first + rows, 1, PARTITIONS).selectExpr("CAST(id AS STRING) AS value")
+
+
+def test_second_write_of_small_tasks_has_fewer_and_the_same_rows(spark: SparkSession, sink: Any) -> None:
+    kafka_sink_of_topic, reports, values = sink
+    for turn in range(3):
+        kafka_sink_of_topic.write(rows_of(spark, turn * 300, 300))
+    assert [report.tasks for report in reports] == [PARTITIONS, FEWER, FEWER]
+    assert values() == sorted(b"%d" % number for number in range(900))
+
+
+def test_write_of_many_more_rows_is_followed_by_one_with_all_tasks(spark: SparkSession, sink: Any) -> None:
+    kafka_sink_of_topic, reports, values = sink
+    for rows in (100, 20_000, 20_000):
+        kafka_sink_of_topic.write(rows_of(spark, 0, rows))
+    assert [report.tasks for report in reports] == [PARTITIONS, FEWER, PARTITIONS]
+    assert len(values()) == 40_100
+
+
+def test_write_that_spark_takes_for_large_keeps_its_tasks(spark: SparkSession, sink: Any) -> None:
+    kafka_sink_of_topic, reports, _ = sink
+    kafka_sink_of_topic.write(rows_of(spark, 0, 100))
+    many = spark.range(0, MOST_BYTES, 1, PARTITIONS)  # Spark expects eight bytes of each, and sees no filter's effect
+    kafka_sink_of_topic.write(many.where("id % 10000019 = 0").selectExpr("CAST(id AS STRING) AS value"))
+    assert FEWER < reports[1].tasks <= PARTITIONS
+    unknown = spark.sparkContext.parallelize([("a",)] * 100, PARTITIONS).toDF("value STRING")
+    kafka_sink_of_topic.write(rows_of(spark, 0, 100))
+    kafka_sink_of_topic.write(unknown)
+    assert reports[3].tasks == PARTITIONS
+
+
+def test_stream_with_state_has_fewer_tasks_and_the_same_sums(spark: SparkSession, sink: Any, tmp_path: Path) -> None:
+    """A task has the state of several partitions then. The query stops and starts in between."""
+    kafka_sink_of_topic, reports, values = sink
+    spark.conf.set("spark.sql.shuffle.partitions", "20")
+    try:
+        for start in range(2):
+            for file in range(2):
+                rows = spark.range(start * 2 + file + 1).selectExpr("id", "id % 7 AS customer")
+                rows.repartition(1).write.mode("append").parquet(str(tmp_path / "rows"))
+            stream = spark.readStream.schema("id LONG, customer LONG").option("maxFilesPerTrigger", 1)
+            sums = stream.parquet(str(tmp_path / "rows")).groupBy("customer").count()
+            query = (
+                sums.selectExpr("concat_ws(':', customer, count) AS value")
+                .writeStream.outputMode("update")
+                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .foreachBatch(kafka_sink_of_topic.write_batch)
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+    finally:
+        spark.conf.unset("spark.sql.shuffle.partitions")
+    tasks = [report.tasks for report in reports]
+    assert tasks[0] == 20
+    assert set(tasks[1:]) == {FEWER}
+    assert [report.batch_id for report in reports] == [0, 1, 2, 3]
+    # batch n has the customers 0 to n, each for the (n - customer + 1)th time
+    assert values() == sorted(b"%d:%d" % (each, batch - each + 1) for batch in range(4) for each in range(batch + 1))

@@ -1,0 +1,99 @@
+"""When a write gets fewer tasks than its DataFrame has partitions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spark_kafka_sink.sink.small_tasks import SMALL_MS, RanTasks, SmallTasks, Source
+
+SOURCE = Source("orders", None, slots=2)
+SMALL = RanTasks(tasks=200, records=10_000, duration_ms=1_100, are_fewer=False)
+FEWER = RanTasks(tasks=4, records=10_000, duration_ms=80, are_fewer=True)
+
+
+@pytest.fixture
+def small_tasks() -> SmallTasks:
+    return SmallTasks()
+
+
+def test_first_write_has_all_its_tasks(small_tasks: SmallTasks) -> None:
+    assert not small_tasks.has(SOURCE)
+
+
+def test_write_after_one_with_small_tasks_has_fewer(small_tasks: SmallTasks) -> None:
+    small_tasks.learn(SOURCE, SMALL)
+    for _ in range(3):
+        assert small_tasks.has(SOURCE)
+        small_tasks.learn(SOURCE, FEWER)
+
+
+def test_each_topic_and_query_counts_for_itself(small_tasks: SmallTasks) -> None:
+    small_tasks.learn(SOURCE, SMALL)
+    for other in (replace(SOURCE, topic=None), replace(SOURCE, query_id="q1")):
+        assert not small_tasks.has(other)
+
+
+@pytest.mark.parametrize(
+    "ran",
+    [
+        SMALL._replace(duration_ms=SMALL_MS * 200 // 2),  # tasks that take their slot for 50 ms
+        SMALL._replace(tasks=4),  # as many as a write with fewer has
+        SMALL._replace(records=0),
+    ],
+    ids=["long", "few", "empty"],
+)
+def test_tasks_are_not_small(small_tasks: SmallTasks, ran: RanTasks) -> None:
+    small_tasks.learn(SOURCE, ran)
+    assert not small_tasks.has(SOURCE)
+
+
+def test_tasks_that_are_no_longer_small_stay(small_tasks: SmallTasks) -> None:
+    small_tasks.learn(SOURCE, SMALL)
+    small_tasks.learn(SOURCE, SMALL._replace(duration_ms=20_000))
+    assert not small_tasks.has(SOURCE)
+
+
+def test_write_after_one_with_many_more_records_has_all_its_tasks(small_tasks: SmallTasks) -> None:
+    small_tasks.learn(SOURCE, SMALL)
+    small_tasks.learn(SOURCE, FEWER._replace(records=30_000))
+    assert small_tasks.has(SOURCE)
+    small_tasks.learn(SOURCE, FEWER._replace(records=30_001, duration_ms=60_000))
+    assert not small_tasks.has(SOURCE)
+    small_tasks.learn(SOURCE, SMALL._replace(records=30_001))
+    assert small_tasks.has(SOURCE)
+
+
+def test_source_whose_writes_took_longer_with_fewer_tasks_keeps_them(small_tasks: SmallTasks) -> None:
+    small_tasks.learn(SOURCE, SMALL)
+    small_tasks.learn(SOURCE, FEWER._replace(duration_ms=1_100))
+    assert small_tasks.has(SOURCE)
+    small_tasks.learn(SOURCE, FEWER._replace(duration_ms=1_101))
+    assert not small_tasks.has(SOURCE)
+    small_tasks.learn(SOURCE, SMALL)
+    assert not small_tasks.has(SOURCE)
+
+
+def test_empty_write_says_nothing(small_tasks: SmallTasks) -> None:
+    small_tasks.learn(SOURCE, SMALL)
+    small_tasks.learn(SOURCE, FEWER._replace(records=0, duration_ms=5_000))
+    assert small_tasks.has(SOURCE)
+
+
+def test_write_with_fewer_tasks_beside_one_with_all_decides_nothing(small_tasks: SmallTasks) -> None:
+    small_tasks.learn(SOURCE, FEWER)
+    assert not small_tasks.has(SOURCE)
+
+
+def test_more_slots_need_all_tasks(small_tasks: SmallTasks) -> None:
+    small_tasks.learn(replace(SOURCE, slots=100), SMALL)
+    assert not small_tasks.has(SOURCE)
+
+
+def test_tasks_stay_where_the_slots_are_not_known(small_tasks: SmallTasks) -> None:
+    small_tasks.learn(SOURCE, SMALL)
+    unknown = replace(SOURCE, slots=None)
+    assert not small_tasks.has(unknown)
+    small_tasks.learn(unknown, SMALL._replace(duration_ms=20_000))
+    assert small_tasks.has(SOURCE)
