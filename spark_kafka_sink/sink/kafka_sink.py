@@ -344,11 +344,9 @@ class KafkaSink:
         with batch_limits(df, _last_writes.of(topic), self._formatted) as given:
             chosen = with_fewer_tasks(given, df, source) if are_fewer else given
             rows = _by_name(map_in_arrow(chosen, write_task, report_ddl).collect())
-        duration_ms = clock.now_ms() - began_ms
-        records, size = (sum(row[name] for row in rows) for name in ("records", "bytes"))
-        tasks = sum(row["task"] is not None for row in rows)
-        _last_writes.learn(topic, records, size)
-        _small_tasks.learn(source, RanTasks(tasks, records, duration_ms, are_fewer))
+        ran = RanTasks.of(rows, clock.now_ms() - began_ms, are_fewer=are_fewer)
+        _last_writes.learn(topic, ran.records, sum(row["bytes"] for row in rows))
+        _small_tasks.learn(source, ran)
         return rows
 
     def _new_writer(self) -> PartitionWriter | FormattedWriter:

@@ -16,7 +16,9 @@ on Spark Connect too, which does not tell how many tasks run at once. Owned by t
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SMALL_MS: Final = 50
-"""Tasks that take a slot for less are small: most of it is the task's own cost."""
+"""Tasks that take less on average are small: exactly once they take 10 ms for a row."""
 TASKS_OF_A_SLOT: Final = 2
 """So many that slots which are done early get another one, and few enough to cost little."""
 MOST_BYTES: Final = 128 << 20
@@ -57,10 +59,19 @@ class RanTasks(NamedTuple):
 
     tasks: int
     records: int
+    busy_ms: int
+    """The times of all tasks, added up: without what Spark needs to start them."""
     duration_ms: int
-    """Of all the tasks together."""
+    """From the start of the first task to the end of the last one."""
     are_fewer: bool
     """Whether a task had the rows of several partitions."""
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]], duration_ms: int, *, are_fewer: bool) -> RanTasks:
+        """`rows`: what the tasks have reported, of `delivery.REPORT_DDL`."""
+        facts = [json.loads(row["task"]) for row in rows if row["task"] is not None]
+        busy_ms = sum(sum(each["durations_ms"].values()) for each in facts)
+        return cls(len(facts), sum(row["records"] for row in rows), busy_ms, duration_ms, are_fewer)
 
 
 class SmallTasks:
@@ -81,7 +92,7 @@ class SmallTasks:
             return
         if not ran.are_fewer:
             self._small.pop(source, None)
-            if ran.tasks > TASKS_OF_A_SLOT * source.slots and ran.duration_ms * source.slots < SMALL_MS * ran.tasks:
+            if ran.tasks > TASKS_OF_A_SLOT * source.slots and ran.busy_ms < SMALL_MS * ran.tasks:
                 self._small[source] = ran
             return
         with_all = self._small.get(source)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from spark_kafka_sink.sink.small_tasks import SMALL_MS, RanTasks, SmallTasks, Source
 
 SOURCE = Source("orders", None, slots=2)
-SMALL = RanTasks(tasks=200, records=10_000, duration_ms=1_100, are_fewer=False)
-FEWER = RanTasks(tasks=4, records=10_000, duration_ms=80, are_fewer=True)
+SMALL = RanTasks(tasks=200, records=10_000, busy_ms=1_600, duration_ms=1_100, are_fewer=False)
+FEWER = RanTasks(tasks=4, records=10_000, busy_ms=60, duration_ms=80, are_fewer=True)
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_each_topic_and_query_counts_for_itself(small_tasks: SmallTasks) -> None
 @pytest.mark.parametrize(
     "ran",
     [
-        SMALL._replace(duration_ms=SMALL_MS * 200 // 2),  # tasks that take their slot for 50 ms
+        SMALL._replace(busy_ms=SMALL_MS * 200),
         SMALL._replace(tasks=4),  # as many as a write with fewer has
         SMALL._replace(records=0),
     ],
@@ -51,7 +52,7 @@ def test_tasks_are_not_small(small_tasks: SmallTasks, ran: RanTasks) -> None:
 
 def test_tasks_that_are_no_longer_small_stay(small_tasks: SmallTasks) -> None:
     small_tasks.learn(SOURCE, SMALL)
-    small_tasks.learn(SOURCE, SMALL._replace(duration_ms=20_000))
+    small_tasks.learn(SOURCE, SMALL._replace(busy_ms=20_000))
     assert not small_tasks.has(SOURCE)
 
 
@@ -95,5 +96,14 @@ def test_tasks_stay_where_the_slots_are_not_known(small_tasks: SmallTasks) -> No
     small_tasks.learn(SOURCE, SMALL)
     unknown = replace(SOURCE, slots=None)
     assert not small_tasks.has(unknown)
-    small_tasks.learn(unknown, SMALL._replace(duration_ms=20_000))
+    small_tasks.learn(unknown, SMALL._replace(busy_ms=20_000))
     assert small_tasks.has(SOURCE)
+
+
+def test_times_of_tasks_are_added_up() -> None:
+    rows: list[dict[str, Any]] = [
+        {"records": 5, "task": None},
+        {"records": 0, "task": '{"durations_ms":{"read":3,"encode":2},"kinds":{}}'},
+        {"records": 0, "task": '{"durations_ms":{},"kinds":{}}'},
+    ]
+    assert RanTasks.of(rows, 30, are_fewer=True) == RanTasks(2, 5, 5, 30, are_fewer=True)
