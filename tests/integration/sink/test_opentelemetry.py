@@ -187,7 +187,9 @@ from spark_kafka_sink import KafkaSink
 
 logging.basicConfig(stream=sys.stdout)
 servers, topic = sys.argv[1:]
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+# so that all ten tasks stay, however small they are
+spark = builder.config("spark.dynamicAllocation.enabled", "true").getOrCreate()
 options = {"kafka.bootstrap.servers": servers, "topic": topic, "telemetry.opentelemetry": "true"}
 frame = spark.range(20).selectExpr("string(id) AS value").repartition(10)
 KafkaSink(options | {"telemetry.opentelemetry": "false"}).write(frame)
