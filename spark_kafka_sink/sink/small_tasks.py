@@ -8,7 +8,7 @@ partitions, by `DataFrame.coalesce`, which moves no row: 200 tasks of 50 rows ta
 No slot stays without work, and no task gets much more than one of a file scan has: a write of a streaming query is
 taken to be like its last one, and of another write Spark estimates the bytes. A guess may be wrong: if there are more
 rows than expected, the next write has all its tasks again. If a write took longer with fewer tasks, such as one with
-all its rows in partitions side by side, then the later ones keep their tasks.
+all its rows in partitions side by side, then the next hundred keep their tasks.
 
 With spark.dynamicAllocation.enabled=true, Spark asks for executors by the tasks that wait, so all tasks stay. They stay
 on Spark Connect too, which does not tell how many tasks run at once. Owned by the driver; any thread may call.
@@ -38,6 +38,8 @@ _MOST_TASKS: Final = (1 << 31) - 1
 _TIMES: Final = 2
 _RECORDS: Final = 10_000
 """A write with more than twice the records and this number is not like the last one."""
+_KEPT: Final = 100
+"""Writes after one that took longer with fewer tasks. It may have waited for a broker that started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,12 @@ class SmallTasks:
 
     def __init__(self) -> None:
         self._small: dict[Source, RanTasks] = {}
-        self._kept: set[Source] = set()
-        """Sources whose writes took longer with fewer tasks."""
+        self._kept: dict[Source, int] = {}
+        """Sources whose writes took longer with fewer tasks, and how many more writes keep theirs."""
 
     def has(self, source: Source) -> bool:
         """Return whether the next write shall have fewer tasks."""
-        return source.slots is not None and source in self._small and source not in self._kept
+        return source.slots is not None and source in self._small and not self._kept.get(source)
 
     def learn(self, source: Source, ran: RanTasks) -> None:
         """Note a write that has ended. One without records says nothing about the next."""
@@ -92,6 +94,7 @@ class SmallTasks:
             return
         if not ran.are_fewer:
             self._small.pop(source, None)
+            self._kept[source] = max(0, self._kept.get(source, 0) - 1)
             if ran.tasks > TASKS_OF_A_SLOT * source.slots and ran.busy_ms < SMALL_MS * ran.tasks:
                 self._small[source] = ran
             return
@@ -101,14 +104,14 @@ class SmallTasks:
         if ran.records > _TIMES * with_all.records + _RECORDS:
             del self._small[source]
         elif ran.duration_ms > with_all.duration_ms:
-            self._kept.add(source)
+            self._kept[source] = _KEPT
 
 
 def source_of(df: DataFrame, topic: str | None) -> Source:
     """Return the source of a write that this thread makes."""
     session = df.sparkSession
     context = context_of_thread(session)
-    if context is None or session.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+    if context is None or str(session.conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
         return Source(topic, None, None)
     return Source(topic, query_id_of(context), context.defaultParallelism)
 
