@@ -17,6 +17,7 @@ on Spark Connect too, which does not tell how many tasks run at once. Owned by t
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from spark_kafka_sink.sink.running_query import context_of_thread, query_id_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
 
 SMALL_MS: Final = 50
 """Tasks that take less on average are small: exactly once they take 10 ms for a row."""
@@ -92,12 +95,28 @@ class SmallTasks:
         """Note a write that has ended. One without records says nothing about the next."""
         if source.slots is None or not ran.records:
             return
-        if not ran.are_fewer:
-            self._small.pop(source, None)
-            self._kept[source] = max(0, self._kept.get(source, 0) - 1)
-            if ran.tasks > TASKS_OF_A_SLOT * source.slots and ran.busy_ms < SMALL_MS * ran.tasks:
-                self._small[source] = ran
+        if ran.are_fewer:
+            self._learn_fewer(source, ran)
+        else:
+            self._learn_all(source, ran, TASKS_OF_A_SLOT * source.slots)
+
+    def _learn_all(self, source: Source, ran: RanTasks, most: int) -> None:
+        was_small = self._small.pop(source, None) is not None
+        self._kept[source] = max(0, self._kept.get(source, 0) - 1)
+        if ran.tasks <= most or ran.busy_ms >= SMALL_MS * ran.tasks:
             return
+        self._small[source] = ran
+        if not was_small:
+            log.info(
+                "The %d tasks of a write to %s took %d ms on average. The next writes have at most %d, unless they are"
+                " larger.",
+                ran.tasks,
+                "topics of a column" if source.topic is None else source.topic,
+                ran.busy_ms // ran.tasks,
+                most,
+            )
+
+    def _learn_fewer(self, source: Source, ran: RanTasks) -> None:
         with_all = self._small.get(source)
         if with_all is None:  # another thread has learned meanwhile
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -108,3 +109,18 @@ def test_times_of_tasks_are_added_up() -> None:
         {"records": 0, "task": '{"durations_ms":{},"kinds":{}}'},
     ]
     assert RanTasks.of(rows, 30, are_fewer=True) == RanTasks(2, 5, 5, 30, are_fewer=True)
+
+
+def test_log_says_once_why_later_writes_have_fewer_tasks(
+    small_tasks: SmallTasks, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            small_tasks.learn(SOURCE, SMALL)
+        small_tasks.learn(replace(SOURCE, topic=None), SMALL)
+    first, second = caplog.messages
+    assert first == (
+        "The 200 tasks of a write to orders took 8 ms on average. The next writes have at most 4, unless they are"
+        " larger."
+    )
+    assert " to topics of a column " in second
