@@ -279,11 +279,12 @@ def test_wrong_column_is_not_logged_as_json_as_well(
     """Bug: 6 KB of JSON with a Java stack trace came before the line of the job."""
     logger = pytest.importorskip("pyspark.logger").PySparkLogger.getLogger("SQLQueryContextLogger")
     request.addfinalizer(partial(logger.setLevel, logger.level))
-    monkeypatch.setattr(logger, "handlers", [logging.StreamHandler()])
-    monkeypatch.setattr(logger, "propagate", False)
-    logger.exception("before", errorClass="UNRESOLVED_COLUMN")
-    stream_to_kafka.quieten_errors()
-    logger.exception("after", errorClass="UNRESOLVED_COLUMN")
+    with monkeypatch.context() as patched:  # pytest gives a logger that does not propagate its own handler
+        patched.setattr(logger, "handlers", [logging.StreamHandler()])
+        patched.setattr(logger, "propagate", False)
+        logger.exception("before", errorClass="UNRESOLVED_COLUMN")
+        stream_to_kafka.quieten_errors()
+        logger.exception("after", errorClass="UNRESOLVED_COLUMN")
     shown = capsys.readouterr().err
     assert "before" in shown
     assert "after" not in shown
