@@ -144,7 +144,7 @@ class Examination:
             found.append(not_checked(Area.TOPICS, "topic", why))
         if not config.is_exactly_once:
             if config.producer.enable_idempotence:
-                error_ = topics.producer_id_error(connections, contact, self._limit_ms)
+                error_ = topics.producer_id_error(connections, contact, self._clock, self._limit_ms)
                 found.append(topics.judge_producer_id(error_))
             return found
         if is_too_old:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
     AuthorizationError,
@@ -50,6 +51,7 @@ _OPERATIONS: Final = {"READ": 3, "WRITE": 4, "DESCRIBE": 8, "DESCRIBE_CONFIGS": 
 """Numbers of org.apache.kafka.common.acl.AclOperation. An answer has the bit of each operation that is allowed."""
 _NOT_GIVEN: Final = frozenset({-(2**31), 0})
 _MOST_NAMED: Final = 10
+_BACKOFF_MS: Final = 100
 _NOT_TO_CREATE: Final = "it does not exist, and this user may not create it (asked; nothing was created)"
 
 
@@ -187,14 +189,21 @@ def broker_configs(
         return error
 
 
-def producer_id_error(connections: Connections, contact: Contact, limit_ms: int) -> KafkaError | None:
-    """Ask for a producer id, as each idempotent producer does first. Return the refusal."""
-    try:
-        answer = connections.ask(contact, InitProducerIdRequest(), limit_ms)
-    except KafkaError as error:
-        return error
-    code = int(answer.error_code)
-    return error_for_code(code, api="InitProducerId") if code else None
+def producer_id_error(connections: Connections, contact: Contact, clock: Clock, limit_ms: int) -> KafkaError | None:
+    """Ask for a producer id, as each idempotent producer does first. Return the refusal. A broker that has just started
+    has no ids yet (COORDINATOR_LOAD_IN_PROGRESS), and is asked again.
+    """
+    deadline_ms = clock.now_ms() + limit_ms
+    while True:
+        try:
+            answer = connections.ask(contact, InitProducerIdRequest(), max(1, deadline_ms - clock.now_ms()))
+        except KafkaError as error:
+            return error
+        code = int(answer.error_code)
+        refusal = error_for_code(code, api="InitProducerId") if code else None
+        if refusal is None or not refusal.retriable or clock.now_ms() + _BACKOFF_MS >= deadline_ms:
+            return refusal
+        clock.sleep_ms(_BACKOFF_MS)
 
 
 # ---- decisions -------------------------------------------------------------------------------------------------------

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from support.fake_clock import FakeClock
 
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import TopicAuthorizationError
-from spark_kafka_sink.doctor.topics import Partition, Topic, judge_decision_topic, judge_topic
+from spark_kafka_sink.common.errors import (
+    ClusterAuthorizationError,
+    CoordinatorLoadInProgressError,
+    DisconnectError,
+    KafkaError,
+    TopicAuthorizationError,
+)
+from spark_kafka_sink.doctor.topics import Partition, Topic, judge_decision_topic, judge_topic, producer_id_error
 
 CONFIG = ProducerConfig.from_mapping({"bootstrap.servers": "h1:9092"})
 
@@ -30,3 +40,47 @@ def test_replicas_of_a_topic_are_counted(counts: list[int], text: str) -> None:
     partitions = tuple(Partition(index, 0, count, count) for index, count in enumerate(counts))
     first, *_ = judge_topic(Topic("orders", None, partitions), "topic", CONFIG, None, {})
     assert first.seen == f"orders: {len(counts)} partitions, {text}"
+
+
+class Answers:
+    """A connection that gives one answer after the other: the code of an error, or the error of the connection. The
+    last one is repeated.
+    """
+
+    def __init__(self, clock: FakeClock, *answers: int | KafkaError) -> None:
+        self.clock = clock
+        self.answers = list(answers)
+        self.asked = 0
+
+    def ask(self, contact: Any, request: Any, timeout_ms: int) -> Any:
+        assert timeout_ms > 0
+        self.asked += 1
+        self.clock.advance(5)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, KafkaError):
+            raise answer
+        return SimpleNamespace(error_code=answer)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected", "asked"),
+    [
+        ((0,), type(None), 1),
+        ((14, 14, 0), type(None), 3),
+        ((14, 31), ClusterAuthorizationError, 2),
+        ((31, 0), ClusterAuthorizationError, 1),
+        ((14, DisconnectError("gone"), 0), DisconnectError, 2),
+        ((14,), CoordinatorLoadInProgressError, 20),
+    ],
+)
+def test_broker_that_has_just_started_is_asked_for_a_producer_id_again(
+    answers: tuple[Any, ...], expected: type, asked: int
+) -> None:
+    """Bug: the doctor said "not checked" for a broker without ids, which gets them within some ms."""
+    clock = FakeClock()
+    connection: Any = Answers(clock, *answers)
+    contact: Any = None
+    began_ms = clock.now_ms()
+    assert type(producer_id_error(connection, contact, clock, 2_000)) is expected
+    assert connection.asked == asked
+    assert clock.now_ms() - began_ms <= 2_000
