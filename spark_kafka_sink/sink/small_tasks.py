@@ -5,10 +5,10 @@ task that runs Python takes 10 to 20 ms of a slot even if it sends nothing, and 
 own transaction. So if the tasks of the last write were that small, each task of the next one takes the rows of several
 partitions, by `DataFrame.coalesce`, which moves no row: 200 tasks of 50 rows take a seventh of the time.
 
-No slot stays without work, and no task gets much more than one of a file scan has: a write of a streaming query is
-taken to be like its last one, and of another write Spark estimates the bytes. A guess may be wrong: if there are more
-rows than expected, the next write has all its tasks again. If a write took longer with fewer tasks, such as one with
-all its rows in partitions side by side, then the next hundred keep their tasks.
+Each slot still gets tasks. A write of a streaming query is expected to be like its last one. For another write, Spark
+estimates the bytes, and no task gets more than a task that reads files. A guess may be wrong: if there are more rows
+than expected, the next write has all its tasks again. If a write took longer with fewer tasks, such as one with all its
+rows in neighbouring partitions, then the next hundred keep their tasks.
 
 With spark.dynamicAllocation.enabled=true, Spark asks for executors by the tasks that wait, so all tasks stay. They stay
 on Spark Connect too, which does not tell how many tasks run at once. Owned by the driver; any thread may call.
@@ -136,8 +136,9 @@ def source_of(df: DataFrame, topic: str | None) -> Source:
 
 
 def with_fewer_tasks(df: DataFrame, like: DataFrame, source: Source) -> DataFrame:
-    """Return `df` with fewer partitions, if it has more than the slots need. `like` has the same rows, of which Spark
-    estimates the bytes.
+    """Return `df` with fewer partitions, if it has more than the slots need.
+
+    Spark estimates the bytes of `like`, a DataFrame of the same rows.
     """
     assert source.slots is not None
     most = TASKS_OF_A_SLOT * source.slots
