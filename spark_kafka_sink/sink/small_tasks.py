@@ -121,7 +121,7 @@ class SmallTasks:
         if with_all is None:  # another thread has learned meanwhile
             return
         if ran.records > _TIMES * with_all.records + _RECORDS:
-            del self._small[source]
+            self._small.pop(source, None)
         elif ran.duration_ms > with_all.duration_ms:
             self._kept[source] = _KEPT
 

@@ -89,6 +89,20 @@ def test_write_with_fewer_tasks_beside_one_with_all_decides_nothing(small_tasks:
     assert not small_tasks.has(SOURCE)
 
 
+def test_two_threads_may_learn_of_many_records_at_once(small_tasks: SmallTasks) -> None:
+    small_tasks.learn(SOURCE, SMALL)
+    small_tasks._small = _OtherThreadTakes(small_tasks._small)
+    small_tasks.learn(SOURCE, FEWER._replace(records=30_001))
+    assert not small_tasks.has(SOURCE)
+
+
+class _OtherThreadTakes(dict[Source, RanTasks]):
+    """Another thread removes what this one has just looked up."""
+
+    def get(self, source: Source, default: Any = None) -> Any:
+        return self.pop(source, default)
+
+
 def test_more_slots_need_all_tasks(small_tasks: SmallTasks) -> None:
     small_tasks.learn(replace(SOURCE, slots=100), SMALL)
     assert not small_tasks.has(SOURCE)
