@@ -190,6 +190,9 @@ def _floats(cells: Cells, data_type: pa.DataType, path: str, numbers: Numbers) -
     too_large = np.isinf(values) & ~np.isinf(exact)
     if too_large.any():
         _refuse(path, numbers[int(too_large.argmax())], "is too large for a float of 32 bits")
+    is_rounded = (values != exact) & ~np.isnan(exact)
+    if is_rounded.any():
+        _refuse(path, numbers[int(is_rounded.argmax())], "has more digits than a float of 32 bits: make it a double")
     return pa.Array.from_buffers(data_type, len(cells), [_validity(cells), pa.py_buffer(values)])
 
 

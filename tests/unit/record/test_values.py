@@ -99,6 +99,16 @@ def test_the_largest_decimals_are_taken_whatever_the_context_of_the_thread_is() 
             assert made(cells, pa.decimal128(precision, scale)).to_pylist() == cells
 
 
+def test_a_double_is_not_rounded_to_a_float() -> None:
+    """Bug: with an Avro schema of float, doubles lost digits by rows in silence. By columns they are refused."""
+    cells = [0.5, -0.0, float("-inf"), 1.401298464324817e-45, None, 3.4028234663852886e38, 0.10000000149011612]
+    assert [repr(each) for each in made(cells, pa.float32()).to_pylist()] == [repr(each) for each in cells]
+    (not_a_number,) = made([float("nan")], pa.float32()).to_pylist()
+    assert not_a_number != not_a_number
+    with pytest.raises(SerializationError, match="has more digits than a float"):
+        made([0.1], pa.float32())
+
+
 def test_bytearrays_become_bytes() -> None:
     assert made([bytearray(b"ab"), b"c"], pa.binary()).to_pylist() == [b"ab", b"c"]
 
@@ -153,6 +163,8 @@ OUT_OF_RANGE: list[tuple[pa.DataType, Any, str]] = [
     (pa.int32(), 2**31, "value of row 101 does not fit into 32 bits"),
     (pa.int8(), -129, "does not fit into 8 bits"),
     (pa.float32(), 1e39, "is too large for a float of 32 bits"),
+    (pa.float32(), 0.1, "value of row 101 has more digits than a float of 32 bits: make it a double"),
+    (pa.float32(), 1e-46, "has more digits than a float of 32 bits"),
     (pa.string(), "\ud800", "is a str that is not valid Unicode"),
     (pa.decimal128(5, 2), Decimal("1.234"), r"does not fit into decimal\(5,2\)"),
     (pa.decimal128(5, 2), Decimal("1000"), r"does not fit into decimal\(5,2\)"),
