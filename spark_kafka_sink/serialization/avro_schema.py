@@ -160,8 +160,16 @@ def _with_logical_type(made: AvroType, written: Mapping[str, Any]) -> AvroType:
     if isinstance(logical, str):
         made.logical = logical
         if logical == "decimal":
-            made.precision, made.scale = int(written.get("precision", 0)), int(written.get("scale", 0))
+            made.precision, made.scale = _digits_of(written, "precision"), _digits_of(written, "scale")
     return made
+
+
+def _digits_of(written: Mapping[str, Any], key: str) -> int:
+    """Return the precision or the scale of a decimal, 0 if the schema does not say it."""
+    found = written.get(key, 0)
+    if type(found) is not int:
+        raise SchemaError(f"The Avro schema has a decimal with the {key} {_shown(found)}, which is no whole number.")
+    return found
 
 
 def _check_decimal(made: AvroType) -> None:

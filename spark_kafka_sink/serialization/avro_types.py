@@ -14,6 +14,8 @@ import pyarrow as pa
 from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.serialization.avro_schema import AvroType, parse_schema
 
+MOST_DIGITS: Final = 38
+"""Of a decimal of Spark."""
 _PLAIN: Final[Mapping[str, pa.DataType]] = {
     "null": pa.null(),
     "boolean": pa.bool_(),
@@ -50,11 +52,20 @@ def _type_of(schema: AvroType, path: str, outer: tuple[AvroType, ...]) -> pa.Dat
     if schema in outer:
         raise SchemaError(f"{path}: the Avro record '{schema.name}' refers to itself, and no column has such a type.")
     if schema.logical == "decimal" and schema.kind in ("bytes", "fixed"):
-        return pa.decimal128(schema.precision, schema.scale)
+        return _decimal(schema, path)
     nested = _NESTED.get(schema.kind)
     if nested is not None:
         return nested(schema, path, (*outer, schema))
     return _LOGICAL.get((schema.kind, schema.logical or ""), _PLAIN[schema.kind])
+
+
+def _decimal(schema: AvroType, path: str) -> pa.DataType:
+    if not 0 <= schema.scale <= schema.precision or not 1 <= schema.precision <= MOST_DIGITS:
+        raise SchemaError(
+            f"{path}: the Avro schema has a decimal({schema.precision},{schema.scale}), and a column has a precision of"
+            f" 1 to {MOST_DIGITS} and a scale of 0 to the precision. Correct the schema."
+        )
+    return pa.decimal128(schema.precision, schema.scale)
 
 
 def _record(schema: AvroType, path: str, outer: tuple[AvroType, ...]) -> pa.DataType:

@@ -181,6 +181,14 @@ RECORD = '{"type":"record","name":"r","fields":%s}'
         ('{"type":"enum","name":"e"}', "'e' has no list of symbols"),
         ('{"type":"array"}', "where a type should be"),
         ('{"type":"fixed","name":"f","size":2,"logicalType":"decimal","precision":9}', "no room for a decimal of 9"),
+        (
+            '{"type":"bytes","logicalType":"decimal","precision":"9"}',
+            'with the precision "9", which is no whole number',
+        ),
+        (
+            '{"type":"bytes","logicalType":"decimal","precision":9,"scale":null}',
+            "with the scale null, which is no whole number",
+        ),
     ],
 )
 def test_text_that_is_no_schema_is_refused(text: str, message: str) -> None:

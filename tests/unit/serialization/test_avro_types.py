@@ -51,6 +51,15 @@ def test_a_schema_has_the_type_of_its_values(schema: str, data_type: pa.DataType
         ("{", "is not JSON"),
         (record(a=["int", "string"]), r"value\.a: the Avro schema has a union of int, string.*schema=df\.schema"),
         (record(next=["null", "r"]), r"value\.next: the Avro record 'r' refers to itself"),
+        (record(d={"type": "bytes", "logicalType": "decimal"}), r"value\.d: the Avro schema has a decimal\(0,0\)"),
+        (
+            record(d={"type": "bytes", "logicalType": "decimal", "precision": 39}),
+            r"value\.d: the Avro schema has a decimal\(39,0\), and a column has a precision of 1 to 38",
+        ),
+        (
+            record(d={"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 3}),
+            r"value\.d: the Avro schema has a decimal\(2,3\)",
+        ),
     ],
 )
 def test_a_schema_without_such_a_type_is_refused(schema: str, text: str) -> None:
