@@ -20,6 +20,7 @@ from spark_kafka_sink.record.sifting import Unwritable
 from spark_kafka_sink.record.values import array_of, array_of_fitting
 from spark_kafka_sink.serialization.record_formats import RecordFormats, ResolvedFormats
 from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.rows import PartitionWriter, taken
 from spark_kafka_sink.sink.schema import HEADERS, VALUE
 
@@ -49,7 +50,7 @@ class FormattedWriter:
         self._columns = tuple(formats.columns())
         self._fields = tuple(each.column_format.field for each in self._columns)
         self._formats = RecordFormats(formats)
-        self._stored_forms = {field: stored_form(of) for field, of in self.config.user_types}
+        self._stored_forms = stored_forms(self.config)
         self._pending: list[tuple[tuple[Any, ...], list[Any]]] = []
         self._chunk_rows = _FIRST_ROWS
         self._taken = 0
@@ -118,20 +119,9 @@ class FormattedWriter:
         for field in self._fields:
             at = _place(names, field)
             if at is not None and at < len(own):
-                own[at] = _fixed(self._stored(field, own[at], number))
+                form = self._stored_forms.get(field)
+                own[at] = _fixed(own[at] if form is None else form(own[at], number))
         return own
-
-    def _stored(self, field: str, cell: Any, number: int) -> Any:
-        form = self._stored_forms.get(field)
-        if form is None:
-            return cell
-        try:
-            return form(cell)
-        except Exception as error:
-            raise SchemaError(
-                f"{field} of row {number} has a value that its user-defined type cannot serialize:"
-                f" {type(error).__name__}: {error}. Give the object that the type stores."
-            ) from error
 
     def _send_pending(self) -> None:
         rows, self._pending = self._pending, []
@@ -206,6 +196,27 @@ def _with_bytes(names: tuple[Any, ...], cells: Sequence[Any], encoded: Mapping[s
         elif at is not None and at < len(own):
             own[at] = cell
     return _row(own, own_names)
+
+
+def stored_forms(config: SinkConfig) -> Mapping[str, Callable[[Any, int], Any]]:
+    """Return, for each column with user-defined types, what makes a cell what Spark stores it as (`stored_form`), from
+    the cell and the number of its row. It raises SchemaError for a value that its type cannot serialize.
+    """
+
+    def checked(field: str, form: Callable[[Any], Any]) -> Callable[[Any, int], Any]:
+        def stored(cell: Any, number: int) -> Any:
+            try:
+                return form(cell)
+            except Exception as error:
+                raise SchemaError(
+                    f"{field} of row {number} has a value that its user-defined type cannot serialize:"
+                    f" {type(error).__name__}: {error}. Give the object that the type stores."
+                ) from error
+
+        return stored
+
+    forms = ((field, stored_form(of)) for field, of in config.user_types)
+    return {field: checked(field, form) for field, form in forms if form is not None}
 
 
 def stored_form(data_type: DataType) -> Callable[[Any], Any] | None:

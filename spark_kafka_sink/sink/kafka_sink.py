@@ -389,7 +389,7 @@ def _with_certain_times(rows: Iterable[Any], config: SinkConfig) -> Iterable[Any
         return rows
     from spark_kafka_sink.sink.row_interface import rows_of_connect  # few tasks need it
 
-    return rows_of_connect(rows, config.column_formats)
+    return rows_of_connect(rows, config)
 
 
 def _by_name(rows: list[Row]) -> list[dict[str, Any]]:

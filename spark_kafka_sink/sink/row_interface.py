@@ -34,7 +34,7 @@ from spark_kafka_sink.sink.schema import TIMESTAMP
 if TYPE_CHECKING:
     from pyspark.sql import Row
 
-    from spark_kafka_sink.serialization.record_formats import ResolvedFormats
+    from spark_kafka_sink.sink.options import SinkConfig
 
 _SPARKS_FILE: Final = "pyspark/sql/worker/write_into_data_source.py"
 _SPARKS_GENERATOR: Final = "batch_to_rows"
@@ -66,32 +66,37 @@ def write_rows(delivery: TaskDelivery, rows: Iterable[Row]) -> None:
 
     writer = row_writer(delivery)
     try:
-        writer.write(map(_checked(delivery.config.column_formats, _OF_4_0), rows))
+        writer.write(map(_checked(delivery.config, _OF_4_0), rows))
         writer.finish()
     finally:
         writer.abandon()
 
 
-def rows_of_connect(rows: Iterable[Any], formats: ResolvedFormats | None) -> Iterator[Any]:
+def rows_of_connect(rows: Iterable[Any], config: SinkConfig) -> Iterator[Any]:
     """Yield the rows of a task of `foreachPartition` on Spark Connect. Raises SchemaError for a time that may be one of
     two: the timestamp, or one in a column that has a format.
     """
-    return map(_checked(formats, _OF_CONNECT), rows)
+    return map(_checked(config, _OF_CONNECT), rows)
 
 
-def _checked(formats: ResolvedFormats | None, why: str) -> Callable[[Any], Any]:
+def _checked(config: SinkConfig, why: str) -> Callable[[Any], Any]:
     """Return a function that returns its row, and raises SchemaError if a time of the row may be one of two: its
     timestamp, or one in a column that has a format. `why`: for the error.
     """
     numbers = iter(range(1 << 62))
+    formats = config.column_formats
     types = {} if formats is None else {each.column_format.field: each.data_type for each in formats.columns()}
     types = {name: data_type for name, data_type in types.items() if "tz=" in str(data_type)}
     types[TIMESTAMP] = _MOMENT
+    forms = _stored_forms(config)
 
     def check(row: Any) -> Any:
         number = next(numbers)
         for name, data_type in types.items():
-            if moment := next(filter(is_ambiguous, _local_times(_cell(row, name), data_type)), None):
+            cell = _cell(row, name)
+            if name in forms:
+                cell = forms[name](cell, number)
+            if moment := next(filter(is_ambiguous, _local_times(cell, data_type)), None):
                 has = "is" if name == TIMESTAMP else "has the time"
                 raise SchemaError(
                     f"The {name} of row {number} {has} {moment} in the time zone of the Python worker, where this hour"
@@ -100,6 +105,15 @@ def _checked(formats: ResolvedFormats | None, why: str) -> Callable[[Any], Any]:
         return row
 
     return check
+
+
+def _stored_forms(config: SinkConfig) -> Mapping[str, Callable[[Any, int], Any]]:
+    """Return, for the columns with user-defined types, what makes a cell of a row what Spark stores it as."""
+    if not config.user_types:
+        return {}
+    from spark_kafka_sink.sink.formatted_rows import stored_forms  # imports the encoders
+
+    return stored_forms(config)
 
 
 def _cell(row: Any, name: str) -> Any:
@@ -118,7 +132,9 @@ def _local_times(value: Any, data_type: pa.DataType) -> Iterator[datetime.dateti
         if data_type.tz and isinstance(value, datetime.datetime) and value.tzinfo is None:
             yield value
     elif pat.is_struct(data_type) and isinstance(value, tuple):  # not a variant
-        parts = zip(value, (of.type for of in data_type), strict=False)
+        own = field_names(value) or [of.name for of in data_type]  # an Avro schema may have the fields in another order
+        types = {of.name: of.type for of in data_type}
+        parts = ((cell, types[name]) for name, cell in zip(own, value, strict=False) if name in types)
     elif pat.is_map(data_type) and isinstance(value, Mapping):
         entry = data_type.key_type, data_type.item_type
         parts = (part for pair in value.items() for part in zip(pair, entry, strict=True))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
+from pyspark.sql.types import ArrayType, StructField, StructType, TimestampType, UserDefinedType
 from support.fresh_process import run_strictly
 from support.scripted_producer import ScriptedPool, ScriptedProducer
 
@@ -18,6 +19,7 @@ from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.serialization.column_format import FormatSettings
 from spark_kafka_sink.serialization.record_formats import ResolvedFormat, ResolvedFormats
 from spark_kafka_sink.serialization.schemas import column_format
+from spark_kafka_sink.sink.column_formats import with_column_formats
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.row_interface import arrow_batches, rows_of_connect, write_rows
@@ -79,9 +81,11 @@ def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
+PLAIN = SinkConfig.from_options({"kafka.bootstrap.servers": "h1:9092", "topic": "t"})
+
+
 def delivery_of(producer: ScriptedProducer) -> TaskDelivery:
-    config = SinkConfig.from_options({"kafka.bootstrap.servers": "h1:9092", "topic": "t"})
-    return TaskDelivery(config, ScriptedPool(producer))
+    return TaskDelivery(PLAIN, ScriptedPool(producer))
 
 
 @pytest.mark.usefixtures("in_berlin")
@@ -151,14 +155,50 @@ def test_a_time_that_comes_twice_is_refused_in_the_rows_of_spark_connect(make: C
     """Bug: PySpark's conversion of Connect's rows loses `fold`, and the second of two times became the first one."""
     once, twice = (datetime.datetime(2025, 10, 26, hour, 30) for hour in (1, 2))
     sure = [make(value="a", timestamp=once), make(value="a", timestamp=twice.astimezone(datetime.UTC))]
-    assert [*rows_of_connect(sure, None)] == sure
+    assert [*rows_of_connect(sure, PLAIN)] == sure
     with pytest.raises(SchemaError, match=r"timestamp of row 1 is 2025-10-26 02:30:00.*Use sink\.write\(df\)"):
-        list(rows_of_connect([sure[0], make(value="b", timestamp=twice)], None))
+        list(rows_of_connect([sure[0], make(value="b", timestamp=twice)], PLAIN))
 
 
 def test_rows_of_spark_connect_without_a_time_are_left_alone() -> None:
     rows = [Row(value="a"), {"value": "b", "timestamp": None}, Row("no names"), None]
-    assert [*rows_of_connect(rows, None)] == rows
+    assert [*rows_of_connect(rows, PLAIN)] == rows
+
+
+class Day(UserDefinedType):
+    """A type of a user: an object that is stored as a struct with a time."""
+
+    @classmethod
+    def sqlType(cls) -> StructType:  # noqa: N802 - PySpark's
+        return StructType([StructField("at", TimestampType())])
+
+    def serialize(self, obj: Any) -> tuple[Any]:
+        return (obj["at"],)
+
+
+@pytest.mark.usefixtures("in_berlin")
+def test_a_time_that_comes_twice_in_a_user_defined_type_is_refused() -> None:
+    """Bug: only the object was looked at, which is no struct. Its time was written as the first of the two."""
+    once, twice = (datetime.datetime(2025, 10, 26, hour, 30) for hour in (1, 2))
+    schema = StructType([StructField("value", StructType([StructField("days", ArrayType(Day()))]))])
+    config = SinkConfig.from_options(
+        {"kafka.bootstrap.servers": "h1:9092", "topic": "t", "value.format": "json", "value.json.timeZone": "UTC"}
+    )
+    used = replace(with_column_formats(config, schema), user_types=(("value", schema["value"].dataType),))
+    sure = [Row(value=None), Row(value=Row(days=[{"at": once}, None]))]
+    assert [*rows_of_connect(sure, used)] == sure
+    with pytest.raises(SchemaError, match="value of row 1 has the time 2025-10-26 02:30:00"):
+        list(rows_of_connect([sure[0], Row(value=Row(days=[None, {"at": twice}]))], used))
+
+
+@pytest.mark.usefixtures("in_berlin")
+def test_a_time_that_comes_twice_is_found_by_its_name() -> None:
+    """Bug: fields were taken in the order of an Avro schema, which is another one than the row's."""
+    data_type = pa.struct([("a", pa.int64()), ("at", MOMENT)])
+    formatted = ResolvedFormat(column_format(FormatSettings("value", "json"), data_type), data_type)
+    used = replace(PLAIN, column_formats=ResolvedFormats(formatted))
+    with pytest.raises(SchemaError, match="value of row 0 has the time 2025-10-26 02:30:00"):
+        list(rows_of_connect([Row(value=Row(at=datetime.datetime(2025, 10, 26, 2, 30), a=1))], used))
 
 
 WRITER_OF_4_0 = """
