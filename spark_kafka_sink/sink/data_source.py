@@ -74,7 +74,7 @@ from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.running_query import has_query_thread, refuse_beside_queries
 from spark_kafka_sink.sink.schema import check_columns, refuse_without_zone
 from spark_kafka_sink.sink.topic_creation import create_missing_topic
-from spark_kafka_sink.sink.worker import digest, remember, remembered, report_folder, show_reports
+from spark_kafka_sink.sink.worker import digest, of_pickling, remember, remembered, report_folder, show_reports
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -235,6 +235,8 @@ class _Writer(ABC):
             run.ended_ms = SystemClock().wall_ms()
             self._follow(run, None if lineage is None else lineage.run_id, self._config.batch_trace)
             self._hand_over(run, error, has_failed=True, is_begun=False)
+            if isinstance(error, KafkaError):
+                raise of_pickling(error) from error.__cause__
             raise
         return self.__dict__
 

@@ -1,5 +1,5 @@
 """Habits of Spark's Python worker that the sink works around: late acknowledgements, long walks of the garbage
-collector, logs that are not shown, and no way to the user's process.
+collector, logs that are not shown, errors that are shown twice, and no way to the user's process.
 
 A worker is forked from a daemon. It runs one task after another, and a data source's planning workers run the driver's
 part. Each function may be called in any process.
@@ -10,13 +10,15 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import pickle
 import stat
 import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.network.acknowledgements import acknowledge, can_acknowledge
 
 _DESCRIPTORS: Final = Path("/proc/self/fd")
@@ -119,6 +121,24 @@ def show_reports() -> None:
             logging.Formatter("%(asctime)s %(levelname)s kafka_sink: %(message)s", "%y/%m/%d %H:%M:%S")
         )
         _package_log.addHandler(handler)
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def of_pickling(error: KafkaError) -> KafkaError:
+    """Return `error` as an error of pickling too, with the same class name, facts, cause and traceback.
+
+    PySpark's serializer (pyspark.serializers.CloudPickleSerializer.dumps) lets a PickleError pass. For every other
+    error it prints the traceback, and raises a PicklingError that repeats the text behind "Could not serialize object".
+    """
+    kind = type(error)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    both: Any = type(kind.__name__, (kind, pickle.PickleError), names)
+    found: KafkaError = both.__new__(both, *error.args)  # without __init__, whose arguments differ by class
+    found.__dict__.update(error.__dict__)
+    found.__cause__ = error.__cause__
+    return found.with_traceback(error.__traceback__)
 
 
 # ---- reports ---------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from pyspark import TaskContext
+from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import StringType, StructField, StructType
 from support.coordinator_bench import CoordinatorBench
 from support.driver_steps import marked_task
@@ -107,6 +109,17 @@ def test_named_query_needs_a_default_checkpoint_location(monkeypatch: pytest.Mon
     given["spark.sql.streaming.checkpointLocation"] = "/checkpoints"
     outcome = stream.write(iter(())).outcome
     assert (outcome.batch_start.prefix, outcome.query_id) == (stream_prefix(CONFIG, {"queryName": "q"}), "q1")
+
+
+def test_error_of_the_begin_is_shown_once(bench: CoordinatorBench, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bug: PySpark printed the traceback, and then raised a PicklingError with the text of the error in it."""
+    bench.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(TransactionalIdAuthorizationError), times=None)
+    with pytest.raises(TransactionalIdAuthorizationError, match="orders/driver") as raised:
+        CloudPickleSerializer().dumps((KafkaBatchWriter(CONFIG, PREFIX), 1))  # type: ignore[no-untyped-call]
+    shown = "".join(traceback.format_exception(raised.value))
+    assert shown.count("spark_kafka_sink.common.errors.TransactionalIdAuthorizationError: ") == 1
+    assert "During handling" not in shown
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("has_query", [True, None])
