@@ -112,9 +112,12 @@ def _has_signs(out: TextIO) -> bool:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
     if not 0 < seconds <= 600:
-        raise argparse.ArgumentTypeError("must be more than 0 and at most 600")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds, more than 0 and at most 600")
     return seconds
 
 

@@ -75,7 +75,8 @@ def has_fault(findings: Iterable[Finding]) -> bool:
 
 def in_capitals(text: str) -> str:
     """Return a text of PROBLEMS with its braces as words in capitals, as the page shows them."""
-    return re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), text)
+    apart = re.sub(r"(?<=\w)(?=\{)", " ", text)  # a value may begin with its own blank
+    return re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), apart)
 
 
 _FAULT, _WARNING = Status.FAULT, Status.WARNING

@@ -94,10 +94,18 @@ def test_wrong_use_ends_with_2(arguments: tuple[str, ...], text: str, capsys: py
     assert CANARY not in shown
 
 
-@pytest.mark.parametrize("arguments", [["--timeout", "0"], ["--timeout", "soon"], ["--unknown"]])
-def test_unknown_argument_ends_with_2(arguments: list[str]) -> None:
+@pytest.mark.parametrize("text", ["0", "soon", "601"])
+def test_wrong_timeout_is_named_with_its_range(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bug: the error for a text was "invalid _seconds value", by the name of a function."""
     with pytest.raises(SystemExit) as ended:
-        main(arguments, io.StringIO())
+        main(["--timeout", text])
+    assert ended.value.code == WRONG_USE
+    assert f"--timeout: '{text}' must be a number of seconds, more than 0 and at most 600" in capsys.readouterr().err
+
+
+def test_unknown_argument_ends_with_2() -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--unknown"], io.StringIO())
     assert ended.value.code == WRONG_USE
 
 

@@ -55,6 +55,7 @@ def test_only_a_fault_is_a_fault() -> None:
 
 def test_values_are_words_in_capitals_on_the_page() -> None:
     assert in_capitals("Let {host} know {node}.") == "Let HOST know NODE."
+    assert in_capitals("Correct this option{place}.") == "Correct this option PLACE."
 
 
 if __name__ == "__main__":
