@@ -21,9 +21,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from spark_kafka_sink.admin.request_client import RequestClient
 from spark_kafka_sink.admin.topic_reader import TopicReader
@@ -34,6 +31,13 @@ from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.protocol.fetch import READ_COMMITTED, READ_UNCOMMITTED
 from spark_kafka_sink.record.decoder import DecodedRecord
+
+try:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+except ModuleNotFoundError as error:
+    raise SystemExit("read_topic: the package rich is missing: pip install 'spark-kafka-sink[local]'") from error
 
 SCHEMA = pa.schema(
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import runpy
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -83,3 +85,10 @@ def test_negative_limit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_topic.main(["--bootstrap-servers", "h1:9092", "--topic", "t", "--limit", "-1"])
     assert "--limit -1 must be 0 or more" in capsys.readouterr().err
+
+
+def test_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: an installation without the extra `local` ended in a traceback that did not name it."""
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(SystemExit, match=r"rich is missing: pip install 'spark-kafka-sink\[local\]'"):
+        runpy.run_path(read_topic.__file__)
