@@ -196,6 +196,12 @@ def test_embedded_registry_example_runs(tmp_path: Path, capsys: pytest.CaptureFi
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/apis/ccompat/v7\n", capsys.readouterr().out)
 
 
+@pytest.mark.usefixtures("spark")
+def test_example_of_the_fixtures_is_a_test_that_passes(kafka_broker: Admin, topic: str, tmp_path: Path) -> None:
+    run("def test_orders_are_written", None, tmp_path)["test_orders_are_written"](kafka_broker, topic)
+    assert len(read_topic(kafka_broker.bootstrap_servers, topic)) == 10
+
+
 def test_every_example_has_a_test() -> None:
     source = Path(__file__).read_text()
     markers = re.findall(r'run\("(.*?)"', source)
