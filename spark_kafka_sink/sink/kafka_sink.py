@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_kafka_sink.common.clock import SystemClock
-from spark_kafka_sink.common.errors import ConfigError, IllegalStateError
+from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, SchemaError
 from spark_kafka_sink.producer.writes import WriteReport
 from spark_kafka_sink.sink.arrow_batches import LastWrites, batch_limits, without_padding
 from spark_kafka_sink.sink.arrow_writer import write_arrow
@@ -193,6 +193,7 @@ class KafkaSink:
         raises it while a streaming query is active, in a thread that is not the main one and does not say which query
         it belongs to. `is_outside_queries=True` says that such a thread is not inside foreachBatch.
         """
+        _refuse_other_frames(df)
         if self._config.is_exactly_once:
             refuse_in_query(df.sparkSession, is_outside_queries=is_outside_queries)
         report = self._write(df, None, None)
@@ -390,6 +391,16 @@ def _with_certain_times(rows: Iterable[Any], config: SinkConfig) -> Iterable[Any
     from spark_kafka_sink.sink.row_interface import rows_of_connect  # few tasks need it
 
     return rows_of_connect(rows, config)
+
+
+def _refuse_other_frames(df: object) -> None:
+    """Raise SchemaError unless `df` is a DataFrame of Spark, classic or of Spark Connect."""
+    if not isinstance(getattr(df, "schema", None), StructType):
+        kind = f"{type(df).__module__.partition('.')[0]}.{type(df).__qualname__}"
+        raise SchemaError(
+            f"KafkaSink.write takes a DataFrame of Spark, not {kind}. Make one by spark.createDataFrame(...), or write"
+            " the table without Spark by KafkaProducer.write. In foreachPartition call sink.write_partition."
+        )
 
 
 def _by_name(rows: list[Row]) -> list[dict[str, Any]]:

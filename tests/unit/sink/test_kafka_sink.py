@@ -10,6 +10,8 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import pandas as pd
+import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.cloudpickle import dumps as cloudpickle_dumps
@@ -300,6 +302,17 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Session]:
 
 EXACTLY_ONCE = OPTIONS | {"delivery.guarantee": "exactly-once"}
 FRAME: Any = SimpleNamespace(schema=StructType([StructField("value", BinaryType())]), sparkSession=None)
+
+
+@pytest.mark.parametrize("options", [OPTIONS, EXACTLY_ONCE])
+@pytest.mark.parametrize(
+    ("table", "kind"),
+    [(pd.DataFrame({"value": ["a"]}), "pandas.DataFrame"), (pa.table({"value": ["a"]}), "pyarrow.Table")],
+)
+def test_table_of_another_library_is_refused_by_its_name(table: Any, kind: str, options: dict[str, object]) -> None:
+    """Bug: a DataFrame of pandas ended in "'DataFrame' object has no attribute 'schema'"."""
+    with pytest.raises(SchemaError, match=rf"a DataFrame of Spark, not {kind}\. Make one by spark\.createDataFrame"):
+        KafkaSink(options).write(table)
 
 
 @pytest.mark.parametrize("is_failing", [False, True])
