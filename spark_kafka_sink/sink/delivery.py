@@ -245,7 +245,7 @@ class TaskDelivery:
             if self.config.metrics_ports is not None:
                 from spark_kafka_sink.sink.prometheus import serve  # of an extra
 
-                serve(self._pool, self.config.metrics_host, self.config.metrics_ports)
+                serve(self._pool, self.config.metrics_host, self.config.metrics_ports, self._phases.now_ms())
         return self._write
 
     def send_each(self, rows: Iterable[tuple[str, RecordColumns]]) -> None:

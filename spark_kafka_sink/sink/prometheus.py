@@ -2,7 +2,8 @@
 `topic_metrics`, `node_metrics` and `connection_metrics` return.
 
 For the options `metrics.port` and `metrics.host`. A machine has many Spark workers, each a process with its own
-producers, so the option is a range, and a worker takes the first free port of it. Needs the extra `prometheus`.
+producers, so the option is a range, and a worker takes the first free port of it: one of each range, if sinks in one
+worker have several. Needs the extra `prometheus`.
 
 The application is prometheus_client's, the server Python's own, with bounds: at most `MAX_CONNECTIONS` at a time, each
 closed when it sends nothing for `IDLE_S`. Its threads end with the process. They read the pool, which any thread may.
@@ -14,9 +15,10 @@ import logging
 import socket
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final, NamedTuple
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -153,18 +155,39 @@ def start_server(host: str, port: int, registry: CollectorRegistry) -> MetricsSe
     return server
 
 
+RETRY_MS: Final = 60_000
+"""After this time a task looks again for a free port: the process that has it may have ended."""
+
+
+_OF_ALL_PORTS: Final = (socket.gaierror, UnicodeError, RuntimeError)
+"""Errors that do not depend on the port. A look-up of the host may take seconds, and the task waits for it."""
+
+
+@dataclass(slots=True)
+class _Shown:
+    """Where the metrics of a pool are shown, and when to look again for a free port."""
+
+    places: set[tuple[str, int]] = field(default_factory=set)
+    due_ms: dict[tuple[str, range], int] = field(default_factory=dict)
+
+
 _lock = threading.Lock()
-_served: Final[WeakSet[ProducerPool]] = WeakSet()
+_shown: Final[WeakKeyDictionary[ProducerPool, _Shown]] = WeakKeyDictionary()
 
 
-def serve(pool: ProducerPool, host: str, ports: range) -> None:
-    """Serve the metrics of `pool` on the first free one of `ports`, unless they are served already. If none is free,
-    log a warning once; the rows are still written.
+def serve(pool: ProducerPool, host: str, ports: range, now_ms: int) -> None:
+    """Serve the metrics of `pool` on the first free one of `ports`, unless one of them serves them already. If none is
+    free, log a warning once, and try again after RETRY_MS; the rows are still written. `now_ms`: of the monotonic
+    clock.
     """
     with _lock:
-        if pool in _served:
+        shown = _shown.setdefault(pool, _Shown())
+        if any(own == host and port in ports for own, port in shown.places):
             return
-        _served.add(pool)
+        due_ms = shown.due_ms.get((host, ports))
+        if due_ms is not None and now_ms < due_ms:
+            return
+        shown.due_ms[host, ports] = now_ms + RETRY_MS
         registry = CollectorRegistry()
         registry.register(PoolCollector(pool))
         for port in ports:
@@ -172,14 +195,18 @@ def serve(pool: ProducerPool, host: str, ports: range) -> None:
                 start_server(host, port, registry)
             except (OSError, UnicodeError, RuntimeError) as error:  # in use, not allowed, no address here; no thread
                 refusal = error
+                if isinstance(error, _OF_ALL_PORTS):
+                    break
                 continue
+            shown.places.add((host, port))
             log.info("The producers of this process show their metrics at %s, port %d, path /metrics", host, port)
             return
-    log.warning(
-        "metrics.port=%d-%d: none of these ports is free at metrics.host=%s (%s), so the metrics of this process are"
-        " not shown; give a range with a port for each Python worker of the machine.",
-        ports.start,
-        ports.stop - 1,
-        host,
-        refusal,
-    )
+    if due_ms is None:
+        log.warning(
+            "metrics.port=%d-%d: none of these ports is free at metrics.host=%s (%s), so the metrics of this process"
+            " are not shown until one is; give a range with a port for each Python worker of the machine.",
+            ports.start,
+            ports.stop - 1,
+            host,
+            refusal,
+        )

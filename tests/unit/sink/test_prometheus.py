@@ -143,8 +143,8 @@ def test_the_metrics_are_served_once_at_the_first_free_port(stopping: None, free
     producers, elsewhere = pool(), pool()
     producers.acquire(config(**{"client.id": "orders"}))
     for _ in range(2):
-        serve(producers, "127.0.0.1", free_ports)
-    serve(elsewhere, "127.0.0.1", free_ports)
+        serve(producers, "127.0.0.1", free_ports, 0)
+    serve(elsewhere, "127.0.0.1", free_ports, 0)
     ((labels, value),) = samples(free_ports[0])["kafka_producer_batch_send_total"]
     assert (labels["client_id"], value) == ("orders", 0.0)
     assert samples(free_ports[1]) == {}  # that pool has no producer
@@ -154,14 +154,44 @@ def test_missing_free_port_is_logged_and_stops_nothing(
     stopping: None, free_ports: range, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = range(free_ports.start, free_ports.start + 1)
-    serve(pool(), "127.0.0.1", one)
+    serve(pool(), "127.0.0.1", one, 0)
     without = pool()
     with caplog.at_level(logging.WARNING):
-        serve(without, "127.0.0.1", one)
-        serve(without, "127.0.0.1", one)
+        serve(without, "127.0.0.1", one, 0)
+        serve(without, "127.0.0.1", one, 0)
     (record,) = caplog.records
     assert f"metrics.port={one.start}-{one.start}: none of these ports is free" in record.getMessage()
     assert "give a range" in record.getMessage()
+
+
+def test_port_that_becomes_free_later_is_taken(
+    stopping: None, free_ports: range, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: a worker that began while an earlier application had all ports never showed its metrics."""
+    one = free_ports[:1]
+    producers = pool()
+    producers.acquire(config(**{"client.id": "orders"}))
+    with socket.create_server(("127.0.0.1", one[0])):
+        for now_ms in (0, prometheus.RETRY_MS, 2 * prometheus.RETRY_MS):
+            serve(producers, "127.0.0.1", one, now_ms)
+    assert len(caplog.records) == 1
+    serve(producers, "127.0.0.1", one, 3 * prometheus.RETRY_MS - 1)  # each try costs a task time
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", one[0]))
+    serve(producers, "127.0.0.1", one, 3 * prometheus.RETRY_MS)
+    assert "kafka_producer_batch_send_total" in samples(one[0])
+
+
+def test_two_sinks_of_a_worker_show_their_metrics_each_in_its_own_range(stopping: None, free_ports: range) -> None:
+    """Bug: the range of the second sink was ignored in silence if tasks of the first one had run in the worker."""
+    producers = pool()
+    producers.acquire(config(**{"client.id": "orders"}))
+    serve(producers, "127.0.0.1", free_ports[:1], 0)
+    serve(producers, "127.0.0.1", free_ports, 0)  # its first port shows them already
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", free_ports[1]))
+    serve(producers, "127.0.0.1", free_ports[1:], 0)
+    assert all("kafka_producer_batch_send_total" in samples(port) for port in free_ports)
 
 
 def test_forbidden_ports_do_not_stop_the_task(
@@ -175,9 +205,9 @@ def test_forbidden_ports_do_not_stop_the_task(
             raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(prometheus, "start_server", start)
-    serve(pool(), "127.0.0.1", range(1022, 1026))
+    serve(pool(), "127.0.0.1", range(1022, 1026), 0)
     assert tried == [1022, 1023, 1024]
-    serve(pool(), "127.0.0.1", range(80, 81))
+    serve(pool(), "127.0.0.1", range(80, 81), 0)
     (record,) = caplog.records
     assert "metrics.port=80-80" in record.getMessage()
     assert "Permission denied" in record.getMessage()
@@ -190,7 +220,7 @@ def test_metrics_are_shown_to_this_machine_only(stopping: None, free_ports: rang
     assert config.metrics_host == "127.0.0.1"
     assert SinkConfig.from_options({**options, "metrics.host": " 0.0.0.0 "}).metrics_host == "0.0.0.0"
     assert config.metrics_ports is not None
-    serve(pool(), config.metrics_host, config.metrics_ports)
+    serve(pool(), config.metrics_host, config.metrics_ports, 0)
     listening = {
         each.laddr.ip
         for each in psutil.Process().net_connections("tcp")
@@ -216,7 +246,7 @@ def test_idle_connections_cost_few_threads_for_a_while(
     """Bug: 300 connections that sent half a request kept 300 threads forever."""
     monkeypatch.setattr(prometheus._Handler, "timeout", 0.5)
     before = threading.active_count()
-    serve(pool(), "127.0.0.1", free_ports)
+    serve(pool(), "127.0.0.1", free_ports, 0)
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(socket.create_connection(("127.0.0.1", free_ports[0]))) for _ in range(12)]
         for each in idle[:6]:
@@ -231,7 +261,7 @@ def test_idle_connections_cost_few_threads_for_a_while(
 
 def test_connections_beyond_the_maximum_are_closed_at_once(stopping: None, free_ports: range) -> None:
     assert 0 < prometheus._Handler.timeout <= 10
-    serve(pool(), "127.0.0.1", free_ports)
+    serve(pool(), "127.0.0.1", free_ports, 0)
     with contextlib.ExitStack() as stack:
         connect = partial(socket.create_connection, ("127.0.0.1", free_ports[0]))
         idle = [stack.enter_context(connect()) for _ in range(prometheus.MAX_CONNECTIONS)]
@@ -255,7 +285,7 @@ def test_task_serves_metrics_if_the_option_is_set(stopping: None, free_ports: ra
 
 def test_a_task_listens_at_the_address_of_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_for: list[tuple[str, range]] = []
-    monkeypatch.setattr(prometheus, "serve", lambda _, host, ports: asked_for.append((host, ports)))
+    monkeypatch.setattr(prometheus, "serve", lambda _, host, ports, _now_ms: asked_for.append((host, ports)))
     options = {"kafka.bootstrap.servers": "h:1", "topic": "orders", "metrics.port": "9250", "metrics.host": "0.0.0.0"}
     rows = [pa.RecordBatch.from_arrays([pa.array(["a"])], names=["value"])]
     list(write_arrow(SinkConfig.from_options(options), pool(), rows))
@@ -294,15 +324,31 @@ def test_server_looks_up_no_name(stopping: None, free_ports: range, monkeypatch:
     """Bug: the task waited for a resolver that does not answer, for a name that nobody reads."""
     looked_up: list[str] = []
     monkeypatch.setattr(socket, "getfqdn", looked_up.append)
-    serve(pool(), "127.0.0.1", free_ports)
+    serve(pool(), "127.0.0.1", free_ports, 0)
     assert looked_up == []
     assert samples(free_ports[0]) == {}
 
 
 def test_host_that_no_name_can_be_does_not_stop_the_task(free_ports: range, caplog: pytest.LogCaptureFixture) -> None:
     """Bug: the task failed with the UnicodeError of the look-up."""
-    serve(pool(), "a..b", free_ports)
+    serve(pool(), "a..b", free_ports, 0)
     assert "none of these ports is free at metrics.host=a..b" in caplog.text
+
+
+def test_host_without_an_address_is_looked_up_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: the task waited for the resolver once for each port of the range."""
+    asked: list[str] = []
+
+    def look_up(host: str, *_: object, **__: object) -> None:
+        asked.append(host)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    serve(pool(), "metrics.invalid", range(9250, 9300), 0)
+    assert asked == ["metrics.invalid"]
+    assert "Temporary failure in name resolution" in caplog.text
 
 
 def test_system_without_threads_does_not_stop_the_task(
@@ -314,7 +360,7 @@ def test_system_without_threads_does_not_stop_the_task(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    serve(pool(), "127.0.0.1", free_ports)
+    serve(pool(), "127.0.0.1", free_ports, 0)
     assert "can't start new thread" in caplog.text
     with socket.socket() as again:  # the port is free again
         again.bind(("127.0.0.1", free_ports[0]))
