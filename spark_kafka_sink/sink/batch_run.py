@@ -70,6 +70,19 @@ class BatchRun:
         self.durations_ms[phase] = max(0, now_ms - self.ended_ms)
         self.ended_ms = max(self.ended_ms, now_ms)
 
+    def end_tasks(self, started_ms: int, ended_ms: int, now_ms: int) -> None:
+        """Note the begin of the first task and the end of the last one, by the clocks of their machines. These may be
+        wrong: then the times are moved, so that they lie between the begin of the batch and `now_ms`.
+        """
+        ahead_ms, behind_ms = max(0, ended_ms - now_ms), max(0, self.began_ms - started_ms)
+        moved_ms = -ahead_ms if ahead_ms else behind_ms
+        self.end("plan", started_ms + moved_ms)
+        self.end("tasks", min(ended_ms + moved_ms, now_ms))
+
+    def fail(self, now_ms: int) -> None:
+        """Note the end of a batch that failed. A clock may be set back."""
+        self.ended_ms = max(self.ended_ms, now_ms)
+
     def end_commit(self, decided_ms: int | None, now_ms: int) -> None:
         """Note the end of an exactly-once batch. `decided_ms`: when its decision counted, None if it had none."""
         if decided_ms is not None:

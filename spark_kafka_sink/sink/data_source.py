@@ -45,7 +45,7 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError
 from spark_kafka_sink.producer.writes import WriteReport
 from spark_kafka_sink.sink.arrow_writer import write_all
-from spark_kafka_sink.sink.batch_run import NO_QUERY, BatchRun, QueryIds
+from spark_kafka_sink.sink.batch_run import NO_QUERY, BatchRun, QueryIds, Stopwatch
 from spark_kafka_sink.sink.column_formats import check_formats, with_column_formats
 from spark_kafka_sink.sink.dead_letters import check_limit, log_letters
 from spark_kafka_sink.sink.delivery import ReportColumns, TaskDelivery, report_rows
@@ -232,7 +232,7 @@ class _Writer(ABC):
             self._prepare()
         except Exception as error:
             run = BatchRun(self._config.is_exactly_once, self._began_ms)
-            run.ended_ms = SystemClock().wall_ms()
+            run.fail(SystemClock().wall_ms())
             self._follow(run, None if lineage is None else lineage.run_id, self._config.batch_trace)
             self._hand_over(run, error, has_failed=True, is_begun=False)
             if isinstance(error, KafkaError):
@@ -301,12 +301,12 @@ class _Writer(ABC):
         """
         run = self._run_of(messages, batch_id)
         try:
-            report = report_of(messages)
+            report = replace(report_of(messages), duration=run.durations_ms.get("tasks", 0) / 1000)
             check_limit(self._config, report)
             decided_ms = self._commit_batch(messages, run.ids.run_id)
             self._release_name()
         except Exception as error:
-            run.ended_ms = SystemClock().wall_ms()
+            run.fail(SystemClock().wall_ms())
             self._hand_over(run, error, has_failed=True)
             raise
         if self._config.is_exactly_once:
@@ -329,8 +329,7 @@ class _Writer(ABC):
         run.rows = (row for message in written for row in report_rows(message.columns))
         run.skipped_records = skipped_records(outcomes)
         if written:
-            run.end("plan", min(starts))
-            run.end("tasks", max(message.ended_ms for message in written))
+            run.end_tasks(min(starts), max(message.ended_ms for message in written), SystemClock().wall_ms())
         return run
 
     def _follow(self, run: BatchRun, lineage_run: str | None, traceparent: str | None) -> None:
@@ -428,7 +427,7 @@ class _Writer(ABC):
         """Abort what can be aborted, report the failed batch, and return what is left, in words."""
         if None in messages:  # else it was `commit` that failed, and that has reported the batch
             run = self._run_of(messages, batch_id)
-            run.ended_ms = SystemClock().wall_ms()
+            run.fail(SystemClock().wall_ms())
             self._hand_over(run, None, has_failed=True)
         finished = sum(message is not None for message in messages)
         again = "If it was not stopped, the error that Spark shows says why, and what to change."
@@ -445,8 +444,7 @@ class _Writer(ABC):
         """Write the rows of a task: Arrow batches, or Rows of a stream in PySpark 4.0. Returns once every row is
         acknowledged. Raises KafkaError if one is not, SchemaError for a row that cannot be written.
         """
-        clock = SystemClock()
-        started_ms = clock.wall_ms()
+        watch = Stopwatch(SystemClock())
         task = None
         if self._batch_start is not None:
             task = ExactlyOnceTask.in_process(self._config, self._batch_start, self._task(self._batch_start))
@@ -460,8 +458,8 @@ class _Writer(ABC):
         ids = QueryIds.of_task()
         return TaskWritten(
             delivery.report,
-            started_ms,
-            clock.wall_ms(),
+            watch.began_ms,
+            watch.now_ms(),
             outcome,
             self._began_ms,
             ids,

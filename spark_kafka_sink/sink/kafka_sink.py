@@ -221,7 +221,7 @@ class KafkaSink:
             else:
                 self._write_at_least_once(df, run, watch)
         except Exception as error:
-            run.ended_ms = watch.now_ms()
+            run.fail(watch.now_ms())
             self._hand_over(run, error)
             raise
         self._hand_over(run, None)

@@ -31,6 +31,7 @@ from support.own_telemetry import KeptTelemetry, keep
 from support.scripted_producer import ScriptedPool, ScriptedProducer
 
 from spark_kafka_sink import KafkaSinkDataSource
+from spark_kafka_sink.common.batch_report import BatchReport
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import ConfigError, RecordTooLargeError, SchemaError
 from spark_kafka_sink.producer.writes import Delivered
@@ -258,7 +259,8 @@ def test_an_error_upstream_is_passed_on_and_nothing_is_reported(producer: Script
 def message(partition: int, records: int, started_ms: int, ended_ms: int) -> TaskWritten:
     delivered = {TopicPartition("orders", partition): Delivered(records, 10 * records, records - 1, 0)}
     columns = report_columns(delivered, 1, partition)
-    received: TaskWritten = pickle.loads(pickle.dumps(TaskWritten(columns, started_ms, ended_ms)))
+    written = TaskWritten(columns, started_ms, ended_ms, began_ms=started_ms - 100)
+    received: TaskWritten = pickle.loads(pickle.dumps(written))
     return received
 
 
@@ -287,6 +289,72 @@ def test_tasks_of_other_machines_compare_time_of_day(
 
 def test_clock_set_back_makes_no_negative_duration() -> None:
     assert report_of([message(0, 10, 3_000, 1_000)]).duration == 0
+
+
+@pytest.mark.usefixtures("producer")
+def test_clock_set_back_in_a_task_changes_none_of_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a task whose clock was set back ended before it began, and the batch took no time."""
+    clock = FakeClock(wall_ms=5_000_000)
+    monkeypatch.setattr(data_source, "SystemClock", lambda: clock)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield batch(value=pa.array(["a"]))
+        clock.advance(2_000)
+        clock.set_wall(1_000_000)
+
+    written = source().streamWriter(schema(value=TEXT), False).write(rows())
+    assert (written.started_ms, written.ended_ms) == (5_000_000, 5_002_000)
+
+
+BEGAN_MS = 1_700_000_000_000
+"""When the driver of these batches begins, by its own clock. It commits them three seconds later."""
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "plan_ms", "tasks_ms"),
+    [(0, 500, 2_000), (3_600_000, 1_000, 2_000), (1_500, 1_000, 2_000), (-3_600_000, 0, 2_000), (-1_000, 0, 2_000)],
+    ids=["right", "an hour ahead", "a little ahead", "an hour behind", "a little behind"],
+)
+def test_wrong_clock_of_an_executor_makes_no_batch_longer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ahead_ms: int, plan_ms: int, tasks_ms: int
+) -> None:
+    """Bug: a batch of three seconds took an hour in the report, in the log and in OpenTelemetry, and ended tomorrow."""
+    monkeypatch.setattr(data_source, "SystemClock", lambda: FakeClock(wall_ms=BEGAN_MS + 3_000))
+    caplog.set_level(logging.INFO, "spark_kafka_sink")
+    first = BEGAN_MS + 500 + ahead_ms
+    columns = report_columns({TopicPartition("orders", 0): Delivered(6_000, 60_000, 5_999, 0)}, 1, 0)
+    written = TaskWritten(columns, first, first + 2_000, began_ms=BEGAN_MS)
+    source(**{"report.log": "true"}).streamWriter(schema(value=TEXT), False).commit([written], 7)
+    report = BatchReport.from_json(caplog.records[-1].getMessage())
+    assert report.durations_ms == {"plan": plan_ms, "tasks": tasks_ms}
+    assert report.ended_ms == BEGAN_MS + plan_ms + tasks_ms
+    assert f"{tasks_ms / 1000:.2f} s" in caplog.records[0].getMessage()
+
+
+def test_batch_of_executors_with_clocks_an_hour_apart_takes_at_most_its_own_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(data_source, "SystemClock", lambda: FakeClock(wall_ms=BEGAN_MS + 3_000))
+    caplog.set_level(logging.INFO, "spark_kafka_sink.report")
+    for apart_ms in (3_600_000, -3_600_000):
+        times = ((BEGAN_MS + begin_ms, BEGAN_MS + begin_ms + 1_000) for begin_ms in (500, 500 + apart_ms))
+        written = [TaskWritten(report_columns({}, 1, 0), *each, began_ms=BEGAN_MS) for each in times]
+        source(**{"report.log": "true"}).streamWriter(schema(value=TEXT), False).commit(written, 7)
+        report = BatchReport.from_json(caplog.records[-1].getMessage())
+        assert (report.durations_ms, report.ended_ms) == ({"plan": 0, "tasks": 3_000}, BEGAN_MS + 3_000)
+
+
+def test_clock_set_back_in_a_batch_that_fails_makes_no_negative_duration(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: the batch ended before it began, and OpenTelemetry dropped its duration."""
+    monkeypatch.setattr(data_source, "SystemClock", lambda: FakeClock(wall_ms=BEGAN_MS - 60_000))
+    caplog.set_level(logging.INFO, "spark_kafka_sink.report")
+    columns = report_columns({}, 1, 0)
+    written = TaskWritten(columns, BEGAN_MS, BEGAN_MS + 10, began_ms=BEGAN_MS)
+    source(**{"report.log": "true"}).streamWriter(schema(value=TEXT), False).abort([written, None], 7)
+    reports = [each.getMessage() for each in caplog.records if each.name == "spark_kafka_sink.report"]
+    assert [BatchReport.from_json(each).ended_ms for each in reports] == [BEGAN_MS]
 
 
 def test_commit_messages_take_under_200_bytes_a_partition() -> None:
