@@ -55,8 +55,7 @@ Columns: TypeAlias = Mapping[str, pa.Array]
 NO_TOPIC_NAME: Final = "the topic is null: give the row a topic, or set the option topic"
 OF_DECISIONS: Final = "the topic is that of the decisions of exactly-once delivery, to which only its drivers write"
 _OF_BROKERS: Final = "the topic is one of Kafka's own, to which only brokers write"
-_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-_NO_NAMES: Final = frozenset({".", ".."})
+_TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 _INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 """Brokers refuse the records of clients for these (org.apache.kafka.common.internals.Topic)."""
 _MOST_SECONDS: Final = 2**63 // 1000 - 1
@@ -88,7 +87,7 @@ class TopicLimits(NamedTuple):
     max_message_bytes: int | None = None
     """The most bytes of a batch, compressed and with its header."""
     is_invalid: bool = False
-    """Whether the brokers say that no topic can have this name."""
+    """Whether the brokers say that no topic can have this name. It is a fault of rows that name it in a column."""
 
 
 class LimitsOf(Protocol):
@@ -128,6 +127,11 @@ class RowContent(NamedTuple):
     headers: list[Header]
     as_json: tuple[str, ...] = ()
     """Which of `value` and `key` are JSON text, because they have no bytes in their format."""
+
+
+def is_topic_name(name: str) -> bool:
+    """Return whether a topic can have this name (org.apache.kafka.common.internals.Topic)."""
+    return _TOPIC_NAME.fullmatch(name) is not None
 
 
 def unwritable_rows(
@@ -277,7 +281,7 @@ def _check_topics(search: _Search, topics: _Topics, decision_topic: str | None) 
     assert topics.of_row is not None
     search.note(topics.of_row < 0, SchemaError, lambda _: NO_TOPIC_NAME)
     for index, name in enumerate(topics.names):
-        if _TOPIC_NAME.fullmatch(name) is None or name in _NO_NAMES:
+        if not is_topic_name(name):
             search.note(topics.of_row == index, InvalidTopicError, lambda _: InvalidTopicError.sentence)
         elif name in _INTERNAL:
             search.note(topics.of_row == index, InvalidTopicError, lambda _: _OF_BROKERS)
@@ -389,7 +393,7 @@ def _check_limits(search: _Search, rows: _Rows, rules: SiftRules, limits_of: Lim
         named = None if highest[index] == NO_PARTITION else int(highest[index])
         limits = limits_of(name, named)
         is_own = np.ones(len(search.is_bad), np.bool_) if of_row is None else of_row == index
-        if limits.is_invalid:
+        if limits.is_invalid and rules.topic is None:  # a wrong option topic is no row's fault: the send fails
             search.note(is_own, InvalidTopicError, lambda _: InvalidTopicError.sentence)
         if rows.partitions is not None and named is not None:
             _check_partitions(search, rows.partitions, is_own, limits.partitions)

@@ -181,7 +181,8 @@ class DeadLetters:
         """Return the row and its headers, without its value, headers or key if they make it too large."""
         left_out: list[str] = []
         headers = _headers(row, reasons, left_out)
-        for part in ("value", "headers", "key"):
+        parts = {"value": row.value is not None, "headers": bool(row.headers), "key": row.key is not None}
+        for part in [name for name, is_there in parts.items() if is_there]:
             size = sendable_size(row, headers, self._rules)
             if size is not None and (max_message_bytes is None or size <= max_message_bytes):
                 break

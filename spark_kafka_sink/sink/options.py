@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from spark_kafka_sink.common.config import LIBRDKAFKA, ProducerConfig
-from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.errors import ConfigError, InvalidTopicError
 from spark_kafka_sink.common.options import LONG_MAX, RefusalError, between, boolean, nearest, table_of
 from spark_kafka_sink.common.texts import shown
+from spark_kafka_sink.record.sifting import is_topic_name
 from spark_kafka_sink.serialization import format_options
 from spark_kafka_sink.serialization.format_options import Formats, formats_of
 from spark_kafka_sink.sink.requested_topic import (
@@ -395,6 +396,10 @@ def _dead_letter_topic(by_key: Mapping[str, object], topic: str | None, decision
             f"{TOLERANCE_OPTION}=all needs a topic for the rows that cannot be written: set"
             f" {DEAD_LETTER_TOPIC_OPTION}.",
             setting=DEAD_LETTER_TOPIC_OPTION,
+        )
+    if not is_topic_name(found):  # else that shows only when the first row cannot be written
+        raise ConfigError(
+            f"{DEAD_LETTER_TOPIC_OPTION}={shown(found)}: {InvalidTopicError.sentence}", setting=DEAD_LETTER_TOPIC_OPTION
         )
     for taken, whose in ((topic, "topic"), (decision_topic, "decision.topic")):
         if found == taken:

@@ -33,7 +33,9 @@ class Stage:
         self.pool = ProducerPool(KafkaProducer, SystemClock())
         self._servers = ",".join(server.bootstrap_servers)
 
-    def write(self, *, max_block_ms: int = 20_000, **columns: pa.Array) -> dict[str, Any]:
+    def write(
+        self, *, max_block_ms: int = 20_000, topic_option: str | None = None, **columns: pa.Array
+    ) -> dict[str, Any]:
         """Write the columns as one task. Return its own counts."""
         options = {
             "kafka.bootstrap.servers": self._servers,
@@ -41,6 +43,7 @@ class Stage:
             "errors.deadletterqueue.topic.name": "dead",
             "kafka.max.request.size": "100000",
             "kafka.max.block.ms": str(max_block_ms),
+            "topic": topic_option,
         }
         batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
         (report,) = write_arrow(SinkConfig.from_options(options), self.pool, [batch])
@@ -114,6 +117,14 @@ def test_a_topic_that_brokers_call_invalid_is_a_fault_of_its_rows(stage: Stage) 
     stage.write(value=column("v", "w"), topic=column("odd", "orders"))
     stage.write(value=column("x"), topic=column("small"), partition=column(5, of=pa.int32()))
     assert (stage.values("orders"), stage.values("dead")) == ([b"w"], [b"v", b"x"])
+
+
+def test_option_topic_that_no_topic_can_have_fails_the_task(stage: Stage) -> None:
+    """Bug: every row of such a query went to the dead letters, a thousand in each batch."""
+    stage.cluster.on(METADATA, refuse_topic("my orders", InvalidTopicError), times=None)
+    with pytest.raises(InvalidTopicError, match="my orders"):
+        stage.write(value=column("v", "w"), topic_option="my orders")
+    assert stage.values("dead") == []
 
 
 def test_a_topic_that_does_not_exist_is_no_fault_of_its_rows(stage: Stage) -> None:

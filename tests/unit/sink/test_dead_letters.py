@@ -166,6 +166,14 @@ def test_what_makes_a_dead_letter_too_large_is_left_out(
     assert ("h" in letter["headers"]) == (bool(headers) and "headers" not in parts)
 
 
+def test_what_a_row_does_not_have_is_not_left_out() -> None:
+    """Bug: a dead letter said that its value was left out, and its row was a tombstone."""
+    bench = Bench()
+    bench.write(value=pa.array([None], pa.binary()), key=pa.array(["k" * 3_000]))
+    (letter,) = bench.dead()
+    assert (letter["value"], letter["key"], letter["headers"]["__sink.errors.left.out"]) == (None, None, b"key")
+
+
 def test_a_record_too_large_for_its_topic_is_whole_in_a_topic_that_takes_it() -> None:
     bench = Bench(limits={"orders": TopicLimits(4, 500)})
     bench.write(value=pa.array([b"x" * 600, b"y"]))

@@ -212,6 +212,13 @@ def test_dead_letters_need_their_options() -> None:
         ({**DEAD_LETTERS, "errors.deadletterqueue.topic.name": " "}, r"topic\.name is empty"),
         ({"errors.deadletterqueue.topic.name": "dead"}, r"topic\.name has no effect without errors\.tolerance=all"),
         ({"errors.deadletterqueue.max.rows": "5"}, r"max\.rows has no effect without errors\.tolerance=all"),
+        *(
+            (
+                {**DEAD_LETTERS, "errors.deadletterqueue.topic.name": name},
+                r"topic\.name='.*': The topic name is not valid",
+            )
+            for name in ("my letters", "a/b", "..", "t" * 250)
+        ),
         ({**DEAD_LETTERS, "topic": "dead"}, "'dead' is also topic: give the dead letters a topic of their own"),
         (
             {**DEAD_LETTERS, "errors.deadletterqueue.topic.name": "__spark_kafka_sink_decisions"},
