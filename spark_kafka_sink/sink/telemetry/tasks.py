@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from opentelemetry.context import Context
@@ -20,7 +20,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from pyspark import TaskContext
 
 from spark_kafka_sink.common.clock import Clock, SystemClock
-from spark_kafka_sink.producer.writes import RowCounts
+from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.producer.writes import Delivered, RowCounts
 from spark_kafka_sink.sink.batch_run import QueryIds, Stopwatch
 from spark_kafka_sink.sink.telemetry.batches import (
     DURATION_BOUNDS_S,
@@ -63,6 +64,18 @@ class TaskInstruments:
             "From a task's first row to the acknowledgement of its last one.",
             explicit_bucket_boundaries_advisory=DURATION_BOUNDS_S,
         )
+
+
+class _Counted(NamedTuple):
+    """The rows of a task at its end. If it has failed, the Sender thread may still count others."""
+
+    acknowledged: int
+    failed: int
+    delivered: Mapping[TopicPartition, Delivered]
+
+    @classmethod
+    def of(cls, counts: RowCounts) -> _Counted:
+        return cls(counts.acknowledged, counts.failed, counts.delivered.copy())
 
 
 class TaskTrace:
@@ -114,11 +127,11 @@ class TaskTrace:
         """
         if self._watch is not None and not self._has_ended:
             self._has_ended = True
-            self._end([*counts], durations_ms, client_id, error)
+            self._end([_Counted.of(each) for each in counts], durations_ms, client_id, error)
 
     @guarded
     def _end(
-        self, counts: list[RowCounts], durations_ms: Mapping[str, int], client_id: str | None, error: str | None
+        self, counts: list[_Counted], durations_ms: Mapping[str, int], client_id: str | None, error: str | None
     ) -> None:
         assert self._watch is not None
         telemetry = process_telemetry()
@@ -179,7 +192,7 @@ def _place(ids: QueryIds) -> dict[str, Any]:
     return without_unknown(numbers | of_query)
 
 
-def _facts(counts: list[RowCounts], durations_ms: Mapping[str, int], client_id: str | None) -> dict[str, Any]:
+def _facts(counts: list[_Counted], durations_ms: Mapping[str, int], client_id: str | None) -> dict[str, Any]:
     rows, *letters = counts
     places = {place for each in counts for place in each.delivered}
     return without_unknown(

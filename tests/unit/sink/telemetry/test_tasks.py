@@ -20,6 +20,7 @@ from support.scripted_producer import ScriptedPool, ScriptedProducer, Sent
 from spark_kafka_sink.common.batch_report import BatchReport
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError, RecordTooLargeError
+from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.record.batch import HEADER_SIZE
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.encoder import tight_record_size_upper_bounds
@@ -34,7 +35,7 @@ from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
 from spark_kafka_sink.sink.rows import PartitionWriter
 from spark_kafka_sink.sink.telemetry.batches import BatchTrace
-from spark_kafka_sink.sink.telemetry.tasks import TASK_WAIT_S, trace_of_batch
+from spark_kafka_sink.sink.telemetry.tasks import TASK_WAIT_S, TaskInstruments, trace_of_batch
 
 OPTIONS = {"kafka.bootstrap.servers": "h1:9092,h2:9093", "topic": "orders", "telemetry.opentelemetry": "true"}
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -185,6 +186,28 @@ def test_rows_that_are_given_up_for_no_known_reason(kept: KeptTelemetry) -> None
     task.abandon()
     (span,) = kept.spans
     assert attributes(span)["error.type"] == "_OTHER"
+
+
+def test_rows_that_are_acknowledged_while_a_failed_task_ends_do_not_hide_its_telemetry(
+    kept: KeptTelemetry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: a task that failed was missing in the metrics, and was not sent, if the Sender reached a new partition."""
+    task = delivery()
+    task.send("orders", ROWS)
+    instruments = kept.telemetry.of_process(TaskInstruments)
+    counted: list[int] = []
+
+    def add(records: int, _: object) -> None:
+        task.counts(RunMetadata("orders", 10 + len(counted), 0, 1, -1, 1), None)  # as the Sender thread does
+        counted.append(records)
+
+    monkeypatch.setattr(instruments, "sent", SimpleNamespace(add=add))
+    for partition in (1, 2):
+        task.counts(RunMetadata("orders", partition, 0, 5, -1, 50), None)
+    task.abandon()
+    assert counted == [5, 5]
+    assert kept.waits_s == [TASK_WAIT_S]
+    assert caplog.messages == []
 
 
 def test_metrics_of_the_conventions(kept: KeptTelemetry) -> None:
