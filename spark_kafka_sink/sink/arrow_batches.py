@@ -84,6 +84,10 @@ of 1.1 us a record of 300 bytes, and 1.0 instead of 1.3 us a record of 1 KB, but
 """
 
 
+_MOST_TOPICS: Final = 1_000
+"""That are known: a driver that runs for weeks may write to a new topic every hour."""
+
+
 class LastWrite(NamedTuple):
     """The records of the last write to a topic, at least one, and their bytes."""
 
@@ -99,8 +103,12 @@ class LastWrites:
 
     def learn(self, topic: str | None, records: int, size: int) -> None:
         """Note a write that has ended. One without records says nothing about the next."""
-        if records:
-            self._by_topic[topic] = LastWrite(records, size)
+        if not records:
+            return
+        self._by_topic.pop(topic, None)  # so that it is the newest one
+        self._by_topic[topic] = LastWrite(records, size)
+        for old in [*self._by_topic][:-_MOST_TOPICS]:
+            self._by_topic.pop(old, None)  # another thread may have taken it out
 
     def of(self, topic: str | None) -> LastWrite | None:
         """Return the last write to the topic; None if there was none."""

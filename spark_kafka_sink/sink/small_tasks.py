@@ -41,6 +41,8 @@ _MOST_TASKS: Final = (1 << 31) - 1
 _TIMES: Final = 2
 _RECORDS: Final = 10_000
 """A write with more than twice the records and this number is not like the last one."""
+_MOST_SOURCES: Final = 1_000
+"""That are known: a driver that runs for weeks may write to a new topic every hour."""
 _KEPT: Final = 100
 """Writes after one that took longer with fewer tasks. It may have waited for a broker that started again."""
 
@@ -102,10 +104,13 @@ class SmallTasks:
 
     def _learn_all(self, source: Source, ran: RanTasks, most: int) -> None:
         was_small = self._small.pop(source, None) is not None
-        self._kept[source] = max(0, self._kept.get(source, 0) - 1)
+        kept = self._kept.pop(source, 0) - 1
+        if kept > 0:
+            self._kept[source] = kept
         if ran.tasks <= most or ran.busy_ms >= SMALL_MS * ran.tasks:
             return
         self._small[source] = ran
+        _forget_oldest(self._small)
         if not was_small:
             log.info(
                 "The %d tasks of a write to %s took %d ms on average. The next writes have at most %d, unless they are"
@@ -124,6 +129,12 @@ class SmallTasks:
             self._small.pop(source, None)
         elif ran.duration_ms > with_all.duration_ms:
             self._kept[source] = _KEPT
+            _forget_oldest(self._kept)
+
+
+def _forget_oldest(known: dict[Source, Any]) -> None:
+    for old in [*known][:-_MOST_SOURCES]:
+        known.pop(old, None)  # another thread may have taken it out
 
 
 def source_of(df: DataFrame, topic: str | None) -> Source:

@@ -32,6 +32,9 @@ _MAX_BYTES: Final = "max.message.bytes"
 _NEW_MS: Final = 1_000
 """A newer answer is not asked for again because of a size: each batch of a task may have rows that are too large."""
 
+_MOST_TOPICS: Final = 1_000
+"""That are known: rows may name ever new topics, and a worker may live for weeks."""
+
 Read = Callable[[str], TopicLimits]
 
 
@@ -62,7 +65,10 @@ class TopicLimitsCache:
                 return known.limits
         limits = self._read(topic)
         if limits.partitions is not None or limits.is_invalid:
+            self._known.pop(topic, None)  # so that it is the newest one
             self._known[topic] = _Known(limits, self._clock.now_ms())
+            for old in [*self._known][:-_MOST_TOPICS]:
+                self._known.pop(old, None)  # another thread may have taken it out
         return limits
 
 

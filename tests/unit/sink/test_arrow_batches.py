@@ -90,6 +90,16 @@ def test_last_write_to_a_topic_is_remembered() -> None:
     assert writes.of("t") == (2, 1_000)
 
 
+def test_driver_that_writes_to_ever_new_topics_forgets_the_oldest() -> None:
+    """Bug: each topic that a driver ever wrote to took memory until its end."""
+    writes = LastWrites()
+    for number in range(1_000):
+        writes.learn(f"t-{number}", 1, 1)
+    writes.learn("t-0", 2, 2)
+    writes.learn("t-1000", 1, 1)
+    assert [writes.of(f"t-{number}") for number in (0, 1, 2, 1_000)] == [(2, 2), None, (1, 1), (1, 1)]
+
+
 @pytest.mark.parametrize("mean_bytes", [None, 1, 94, 95, 96, 130.5, 1_000, 3_276, 3_277, 900_000])
 def test_row_limit_corresponds_to_four_megabytes(mean_bytes: float | None) -> None:
     rows = padded_rows(None if mean_bytes is None else LastWrite(100_000, int(100_000 * mean_bytes)))

@@ -78,6 +78,18 @@ def test_write_that_took_longer_with_fewer_tasks_lets_the_next_hundred_keep_thei
     assert small_tasks.has(SOURCE)
 
 
+def test_driver_that_writes_to_ever_new_topics_forgets_the_oldest(small_tasks: SmallTasks) -> None:
+    """Bug: each topic that a driver ever wrote to took memory until its end."""
+    topics = [replace(SOURCE, topic=f"orders-{number}") for number in range(1_001)]
+    for topic in topics:
+        small_tasks.learn(topic, SMALL)
+    assert [small_tasks.has(topic) for topic in (topics[0], topics[1], topics[-1])] == [False, True, True]
+    large = SMALL._replace(busy_ms=20_000)
+    for number in range(2_000):
+        small_tasks.learn(replace(SOURCE, query_id=f"q-{number}"), large)
+    assert not small_tasks._kept
+
+
 def test_empty_write_says_nothing(small_tasks: SmallTasks) -> None:
     small_tasks.learn(SOURCE, SMALL)
     small_tasks.learn(SOURCE, FEWER._replace(records=0, duration_ms=5_000))

@@ -49,6 +49,18 @@ def test_a_topic_is_asked_for_once(cache: TopicLimitsCache, brokers: Brokers) ->
     assert brokers.asked == ["t", "bad"]
 
 
+def test_worker_that_writes_to_ever_new_topics_forgets_the_oldest(cache: TopicLimitsCache, brokers: Brokers) -> None:
+    """Bug: each topic that the rows of a worker ever named took memory until its end."""
+    topics = [f"t-{number}" for number in range(1_001)]
+    brokers.limits |= dict.fromkeys(topics, TopicLimits(1))
+    for topic in topics:
+        cache.of(topic, None)
+    brokers.asked.clear()
+    for topic in (topics[1], topics[-1], topics[0]):
+        cache.of(topic, None)
+    assert brokers.asked == [topics[0]]
+
+
 def test_a_partition_that_is_not_known_is_asked_for_each_time(cache: TopicLimitsCache, brokers: Brokers) -> None:
     """Partitions may have been added. A row is unwritable only if the newest answer says so."""
     assert [cache.of("t", 4).partitions for _ in range(2)] == [4, 4]
