@@ -21,6 +21,7 @@ from spark_kafka_sink.producer.writes import Delivered
 from spark_kafka_sink.sink.batch_run import BATCH_ID, BatchRun, QueryIds
 from spark_kafka_sink.sink.options import AT_LEAST_ONCE, EXACTLY_ONCE
 from spark_kafka_sink.sink.running_query import context_of_thread, query_id_of, running_query
+from spark_kafka_sink.sink.worker import write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -162,9 +163,7 @@ def _leave(report: BatchReport, folder: Path) -> None:
                     "%d reports wait for a listener, which gets no more until it reads them: %s", MOST_FILES, box
                 )
                 continue
-            new = box / f"{name}.new"
-            new.write_text(report.to_json(), "utf-8")
-            new.replace(box / name)
+            write_whole(box / name, report.to_json())
         except FileNotFoundError:  # the listener was closed meanwhile
             continue
 

@@ -178,10 +178,18 @@ def remember(kind: str, key: str, text: str) -> None:
     """
     folder = _local_folder()
     if folder is not None:
-        path = folder / f"spark-kafka-sink-{kind}-{key}"
-        new = path.with_name(f"{path.name}.{os.getpid()}")
+        write_whole(folder / f"spark-kafka-sink-{kind}-{key}", text)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that others see only when it is whole. Leave nothing if that fails. Raises OSError."""
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
         new.write_text(text, "utf-8")
         new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def remembered(kind: str, key: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,6 +170,25 @@ def test_reports_of_a_listener_that_reads_nothing_do_not_pile_up(
         hand_over(lambda: report_of(run_of()), is_logged=False, folder=tmp_path)
     assert len(list((tmp_path / "idle").iterdir())) == 3
     assert "3 reports wait for a listener" in caplog.text
+
+
+def test_reports_that_a_full_disk_refused_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: half of each such report stayed, and after a thousand the listener got no report any more."""
+    box = tmp_path / "box"
+    box.mkdir()
+
+    def refuse(path: Path, _: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", refuse)
+        hand_over(lambda: report_of(run_of()), is_logged=False, folder=tmp_path)
+    assert "No space left on device" in caplog.text
+    assert [*box.iterdir()] == []
+    hand_over(lambda: report_of(run_of()), is_logged=False, folder=tmp_path)
+    assert len([*left_reports(box)]) == 1
 
 
 def test_folder_that_is_gone_fails_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
