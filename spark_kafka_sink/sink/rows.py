@@ -51,6 +51,7 @@ from spark_kafka_sink.sink.schema import (
     TIMESTAMP,
     TOPIC,
     VALUE,
+    warn_of_case,
     wrong_type,
 )
 
@@ -166,6 +167,7 @@ class RowLayout:
             raise SchemaError(NO_TOPIC + its_columns)
         if VALUE not in positions:
             raise SchemaError(f"{NO_VALUE}.{its_columns}")
+        warn_of_case(names, topic_option)
         return cls(names, positions)
 
 

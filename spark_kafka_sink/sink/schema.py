@@ -8,8 +8,10 @@ the schema. Reference: org.apache.spark.sql.kafka010.KafkaWriter (validateQuery)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Final
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
 
 import spark_kafka_sink.sink.pyspark_versions  # noqa: F401 - raises if PySpark is missing or too old
 
@@ -31,6 +33,8 @@ from pyspark.sql.types import (
 
 from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.sink.options import EARLY_OPTION
+
+log = logging.getLogger(__name__)
 
 VALUE, KEY, TOPIC, PARTITION, HEADERS, TIMESTAMP = "value", "key", "topic", "partition", "headers", "timestamp"
 _ALLOWED: Final[Mapping[str, str]] = {
@@ -131,7 +135,21 @@ def check_columns(schema: StructType, topic_option: str | None, formatted: Colle
         if name not in formatted and not fits(data_type):
             raise wrong_type(name, data_type.simpleString())
         columns[name] = data_type
+    warn_of_case(schema.names, topic_option)
     return columns
+
+
+def warn_of_case(names: Sequence[Any], topic_option: str | None) -> None:
+    """Log a warning for each column, such as `Key`, that is ignored only because of its case: once in a process."""
+    for name in names:
+        meant = str(name).lower()
+        if name != meant and meant in _ALLOWED and meant not in names and not (meant == TOPIC and topic_option):
+            _warn_once(str(name), meant)
+
+
+@lru_cache(64)
+def _warn_once(name: str, meant: str) -> None:
+    log.warning("The column %s is ignored, because names are case-sensitive. Rename it to %s, or drop it", name, meant)
 
 
 def refuse_without_zone(columns: Mapping[str, DataType]) -> None:

@@ -17,7 +17,7 @@ from spark_kafka_sink.common.errors import KafkaError, SchemaError
 from spark_kafka_sink.record.arrow import int_array
 from spark_kafka_sink.record.columns import RecordColumns, epoch_ms
 from spark_kafka_sink.sink.rows import MOST_LAYOUTS, RowBlock, RowLayouts, taken
-from spark_kafka_sink.sink.schema import CAST_TIMESTAMP, SET_FORMAT
+from spark_kafka_sink.sink.schema import CAST_TIMESTAMP, SET_FORMAT, _warn_once
 
 
 def block_of(*rows: Row, topic: str | None = "orders") -> RowBlock:
@@ -45,6 +45,14 @@ def test_the_name_of_a_column_counts_with_its_case() -> None:
         SchemaError, match=r"Required attribute 'value' not found\. The columns of row 0 are: Value, key\."
     ):
         block_of(Row(Value="v", key="k"))
+
+
+def test_column_in_another_case_is_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    _warn_once.cache_clear()
+    assert columns_of(Row(value="v", Key="k")).key is None
+    assert caplog.messages == [
+        "The column Key is ignored, because names are case-sensitive. Rename it to key, or drop it"
+    ]
 
 
 def test_missing_topic_is_refused_in_sparks_words() -> None:

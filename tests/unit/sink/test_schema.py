@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 )
 
 from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.sink.schema import by_position, check_columns, needs_projection, projection
+from spark_kafka_sink.sink.schema import _warn_once, by_position, check_columns, needs_projection, projection
 
 TEXT, BYTES, INT, LONG = StringType(), BinaryType(), IntegerType(), LongType()
 HEADERS = ArrayType(StructType([StructField("key", TEXT), StructField("value", BYTES)]))
@@ -46,6 +46,20 @@ def test_only_timestamps_without_a_zone_are_cast() -> None:
     assert projection(schema(value=TEXT, timestamp=TimestampType()), "t")[1] == "c1 AS `timestamp`"
     assert projection(schema(value=TEXT, timestamp=TimestampNTZType()), "t")[1] == made
     assert projection(schema(value=TEXT, timestamp=LONG), "t")[1] == "c1 AS `timestamp`"
+
+
+def test_column_in_another_case_is_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Bug: rows with the columns `Key` and `Partition` were written without a key to any partition, in silence."""
+    _warn_once.cache_clear()
+    given = schema(value=TEXT, Key=TEXT, PARTITION=INT, Timestamp=LONG, timestamp=LONG, Topic=TEXT, Other=TEXT)
+    for _ in range(2):
+        assert [*check_columns(given, "orders")] == ["value", "timestamp"]
+    assert caplog.messages == [
+        "The column Key is ignored, because names are case-sensitive. Rename it to key, or drop it",
+        "The column PARTITION is ignored, because names are case-sensitive. Rename it to partition, or drop it",
+    ]
+    with pytest.raises(SchemaError, match="topic option required"):
+        check_columns(given, None)
 
 
 @pytest.mark.parametrize(
