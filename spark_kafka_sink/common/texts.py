@@ -7,6 +7,7 @@ from typing import Final
 
 _LONGEST: Final = 500
 _LOGIN: Final = re.compile(r"//[^\s'\"]*@")
+_MAYBE_SECRET: Final = re.compile(r"@|-----BEGIN|LoginModule|(password|secret|token)\W*=", re.IGNORECASE)
 _QUERY: Final = re.compile(r"(://[^\s'\"?]*)\?[^\s'\"]*")
 
 
@@ -48,11 +49,11 @@ def without_logins(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Return the repr of an option's value, for an error that refuses it. A value with an @ is ***, because it may be
-    an address with a login, without a scheme, and in the wrong option.
+    """Return the repr of an option's value on one line, for an error that refuses it. A value that may have a secret is
+    ***, because it may be in the wrong option: one with an @ (an address with a login), a key, a login module.
     """
     text = repr(value)
-    return "***" if "@" in text else without_logins(text)
+    return "***" if _MAYBE_SECRET.search(text) else one_line(without_logins(text))
 
 
 def for_stream(text: str, stream: object) -> str:

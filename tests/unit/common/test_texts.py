@@ -44,9 +44,16 @@ def test_logins_and_queries_of_addresses_are_not_shown(text: str, is_shown_as: s
         ("me:p@h:9092", "***"),
         (["h:1", "me:p@h:2"], "***"),
         ("https://h/t?code=p", "'https://h/t?***'"),
+        ("-----BEGIN PRIVATE KEY-----\nhunter2", "***"),
+        ("org.example.PlainLoginModule required username='me' password='hunter2';", "***"),
+        ("Password = hunter2", "***"),
+        ("secret=hunter2", "***"),
+        ("secret", "'secret'"),
+        ("x" * 1_000, "'" + "x" * 499 + "... (1002 characters)"),
     ],
 )
-def test_refused_value_is_shown_unless_it_may_hold_a_login(value: object, is_shown_as: str) -> None:
+def test_refused_value_is_shown_unless_it_may_have_a_secret(value: object, is_shown_as: str) -> None:
+    """Bug: a private key or a login in the wrong option was in the error, and a long value in its whole length."""
     assert shown(value) == is_shown_as
 
 
