@@ -28,14 +28,20 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import pyspark
 from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from pyspark.errors import (
+    AnalysisException,
+    IllegalArgumentException,
+    PySparkException,
+    PySparkValueError,
+    StreamingQueryException,
+)
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name in PySpark programs
 from pyspark.sql.types import StructType
@@ -267,9 +273,22 @@ def check_interface(settings: Settings) -> None:
 # ---- from the source to the sink -----------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def named(settings: Settings, name: str) -> Iterator[None]:
+    """Name the setting in the error with which Spark refuses its value. Raises UsageError."""
+    try:
+        yield
+    except (AnalysisException, IllegalArgumentException, PySparkValueError) as error:
+        raise UsageError(f"{name}{settings.place(name)}: {of_spark(error)}") from error
+
+
 def source_schema(text: str) -> StructType | str:
     if os.path.isfile(text):  # a Path refuses a text as long as some schemas
         text = Path(text).read_text(encoding="utf-8")
+    elif not re.search(r"[\s:]", text.strip()):
+        raise UsageError(
+            f"source.schema={text.strip()} is no file that exists, and no DDL, such as id INT, name STRING."
+        )
     if not text.lstrip().startswith("{"):
         return text
     try:
@@ -285,12 +304,20 @@ def read_source(session: SparkSession, settings: Settings) -> DataFrame:
     reader = session.readStream.format(settings.need("source.format")).options(**settings.below("source.option."))
     if settings.need("source.format") == "rate":
         return reader.load()
-    return reader.schema(source_schema(settings.need("source.schema"))).load(settings.need("source.path"))
+    with named(settings, "source.schema"):
+        reader = reader.schema(source_schema(settings.need("source.schema")))
+    return reader.load(settings.need("source.path"))
 
 
 def as_records(frame: DataFrame, settings: Settings) -> DataFrame:
-    columns = {name: settings.get(f"record.{name}") for name in RECORD_COLUMNS} | {"order": settings.get("order.by")}
-    return frame.select(*(F.expr(sql).alias(name) for name, sql in columns.items() if sql is not None))
+    """Return the columns of the records, and `order` with order.by. Raises UsageError."""
+    columns = []
+    for setting in (*(f"record.{name}" for name in RECORD_COLUMNS), "order.by"):
+        if (sql := settings.get(setting)) is not None:
+            with named(settings, setting):
+                columns.append(F.expr(sql).alias(re.sub(r"record\.|\.by", "", setting)))
+                frame.select(columns[-1])  # Spark looks for its columns at once
+    return frame.select(*columns)
 
 
 def start(records: DataFrame, sink: KafkaSink, settings: Settings) -> StreamingQuery:
@@ -308,10 +335,9 @@ def start(records: DataFrame, sink: KafkaSink, settings: Settings) -> StreamingQ
 
     writer = records.writeStream.option("checkpointLocation", settings.need("checkpoint.location"))
     trigger = settings.need("trigger")
-    if trigger.lower() == "availablenow":
-        writer = writer.trigger(availableNow=True)
-    else:
-        writer = writer.trigger(processingTime=trigger)
+    with named(settings, "trigger"):
+        is_once = trigger.lower() == "availablenow"
+        writer = writer.trigger(availableNow=True) if is_once else writer.trigger(processingTime=trigger)
     if interface == "format":
         register(records.sparkSession, writing_format())
         return writer.format("kafka_sink").options(**settings.sink_options()).start()
@@ -375,6 +401,7 @@ class ProgressTable:
 
 
 OUR_ERROR = re.compile(r"spark_kafka_sink\.common\.errors\.(\w+): (.+)")
+PY4JS_HEAD = re.compile(r"\AAn error occurred while calling [^\n]*\n: (?:[\w.$]+: )?")
 SPARKS_STATE = re.compile(r" ?SQLSTATE: \w{5}.*", re.DOTALL)
 
 
@@ -386,9 +413,14 @@ def readable(error: Exception) -> str:
     if ours := OUR_ERROR.findall(text):
         name, sentence = ours[-1]
         return f"{name}: {sentence.strip()}"
+    return f"{type(error).__name__}: {of_spark(error)}"
+
+
+def of_spark(error: Exception) -> str:
+    """Return the first line of Spark's error, without a login in a path, such as s3a://key:secret@bucket."""
+    text = PY4JS_HEAD.sub("", str(error).strip())
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    shown = without_logins(SPARKS_STATE.sub("", first).strip())  # of a path, such as s3a://key:secret@bucket
-    return f"{type(error).__name__}: {shown} (--verbose shows more)"
+    return f"{without_logins(SPARKS_STATE.sub('', first).strip())} (--verbose shows more)"
 
 
 # ---- running -------------------------------------------------------------------------------------------------------

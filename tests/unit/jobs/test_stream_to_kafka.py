@@ -231,6 +231,12 @@ def test_schema_is_ddl_or_a_file_of_ddl_or_json(tmp_path: Path) -> None:
     assert source_schema(str(as_json)).simpleString() == "struct<a:int>"
 
 
+def test_file_of_a_schema_that_is_missing_is_named() -> None:
+    """Bug: Spark called the path a syntax error near '/'."""
+    with pytest.raises(UsageError, match=r"source\.schema=/nowhere/orders\.json is no file that exists, and no DDL"):
+        source_schema("/nowhere/orders.json")
+
+
 @pytest.mark.parametrize(
     "text", ['{"type":"struct","fields":[}', '{"columns":[]}', '{"fields":[1]}', '{"fields":null}']
 )
@@ -271,6 +277,30 @@ def test_other_failure_shows_the_first_line_of_spark() -> None:
     assert readable(RuntimeError(text)) == (
         "RuntimeError: [PATH_NOT_FOUND] Path does not exist: /nowhere. (--verbose shows more)"
     )
+
+
+def test_java_error_without_a_class_of_pyspark_shows_its_own_line() -> None:
+    """Bug: a misspelt source.format was "An error occurred while calling o295.load."."""
+    text = (
+        "An error occurred while calling o295.load.\n"
+        ": org.apache.spark.SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find the data source: csvv."
+        " Make sure that it is there. SQLSTATE: 42K02\n\tat org.apache.spark\n"
+    )
+    assert readable(RuntimeError(text)) == (
+        "RuntimeError: [DATA_SOURCE_NOT_FOUND] Failed to find the data source: csvv. Make sure that it is there."
+        " (--verbose shows more)"
+    )
+
+
+def test_setting_that_spark_refuses_is_named_with_its_line(tmp_path: Path) -> None:
+    """Bug: neither a wrong column nor a wrong trigger named the setting."""
+    file = tmp_path / "job.properties"
+    file.write_text("topic = t\nrecord.value = struct(*\nkafka.bootstrap.servers = h1:9092\n")
+    settings = parse_arguments(["--properties", str(file)])
+    with pytest.raises(UsageError) as refused, stream_to_kafka.named(settings, "record.value"):
+        raise AnalysisException("[PARSE_SYNTAX_ERROR] Syntax error at or near end of input.")
+    text = "[PARSE_SYNTAX_ERROR] Syntax error at or near end of input. (--verbose shows more)"
+    assert str(refused.value) == f"record.value ({file}, line 2): {text}"
 
 
 def test_wrong_column_is_not_logged_as_json_as_well(
