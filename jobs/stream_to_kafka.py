@@ -284,7 +284,10 @@ def named(settings: Settings, name: str) -> Iterator[None]:
 
 def source_schema(text: str) -> StructType | str:
     if os.path.isfile(text):  # a Path refuses a text as long as some schemas
-        text = Path(text).read_text(encoding="utf-8")
+        try:
+            text = Path(text).read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"source.schema names {text}, which is not UTF-8: {error}.") from None
     elif not re.search(r"[\s:]", text.strip()):
         raise UsageError(
             f"source.schema={text.strip()} is no file that exists, and no DDL, such as id INT, name STRING."
@@ -372,7 +375,7 @@ def writing_format() -> type:
 
 @dataclass
 class ProgressTable:
-    """A line for each micro-batch that had rows."""
+    """A line for each micro-batch that had rows. Progress is read as a dict, which is all that PySpark 3.5 gives."""
 
     rows: int = 0
     batches: int = 0
@@ -381,9 +384,10 @@ class ProgressTable:
 
     def show(self, recent: Sequence[StreamingQueryProgress]) -> None:
         for progress in recent:
-            if progress.batchId > self._last_batch and progress.numInputRows > 0:
-                self._last_batch = progress.batchId
-                self._line(progress.batchId, progress.numInputRows, progress.batchDuration / 1000)
+            batch_id, rows = progress["batchId"], progress["numInputRows"]
+            if batch_id > self._last_batch and rows > 0:
+                self._last_batch = batch_id
+                self._line(batch_id, rows, progress["batchDuration"] / 1000)
 
     def _line(self, batch_id: int, rows: int, seconds: float) -> None:
         if self.batches == 0:
@@ -448,8 +452,8 @@ def follow(query: StreamingQuery, table: ProgressTable, stop: StopWish, grace_s:
     seen = None
     while not query.awaitTermination(POLL_SECONDS):
         last = query.lastProgress
-        if last is not None and (last.batchId, last.timestamp) != seen:
-            seen = last.batchId, last.timestamp
+        if last is not None and (last["batchId"], last["timestamp"]) != seen:
+            seen = last["batchId"], last["timestamp"]
             table.show(query.recentProgress)  # up to a hundred, each with a few calls into the JVM
         if not stop.is_there:
             continue

@@ -245,8 +245,25 @@ def test_json_that_is_not_a_schema_is_a_usage_error(text: str) -> None:
         source_schema(text)
 
 
+def test_byte_order_mark_of_a_schema_file_is_no_part_of_a_column(tmp_path: Path) -> None:
+    """Bug: the first column had it in its name."""
+    (tmp_path / "schema").write_text("a INT", encoding="utf-8-sig")
+    assert source_schema(str(tmp_path / "schema")) == "a INT"
+
+
+def test_schema_file_that_is_not_utf_8_is_a_usage_error(tmp_path: Path) -> None:
+    """Bug: it was a traceback."""
+    (tmp_path / "schema").write_text("größe INT", encoding="latin-1")
+    with pytest.raises(UsageError, match=r"source\.schema names .*schema, which is not UTF-8"):
+        source_schema(str(tmp_path / "schema"))
+
+
 def progress(batch_id: int, rows: int, ms: int) -> Any:
-    return SimpleNamespace(batchId=batch_id, numInputRows=rows, batchDuration=ms, timestamp=f"of {batch_id}")
+    """Return a dict, as PySpark 3.5 does. From 4.0 on it is a subclass of dict, which also has attributes.
+
+    Bug: the job read the attributes. With PySpark 3.5 it ended with an AttributeError after its first batch.
+    """
+    return {"batchId": batch_id, "numInputRows": rows, "batchDuration": ms, "timestamp": f"of {batch_id}"}
 
 
 def test_each_batch_with_rows_gets_one_aligned_line(capsys: pytest.CaptureFixture[str]) -> None:
