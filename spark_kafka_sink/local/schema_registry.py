@@ -12,15 +12,15 @@ import subprocess
 import tarfile
 import tempfile
 import time
-import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local.jars import KAFKA_LOCK, JarLock, cache_dir, exclusive, fetch_jars
-from spark_kafka_sink.local.jvm import TUNINGS, find_java
+from spark_kafka_sink.local.jvm import TUNINGS, Java, find_java
 from spark_kafka_sink.local.properties import HOST, ReservedPort
 from spark_kafka_sink.local.watchdog import Watchdog
 
@@ -29,6 +29,8 @@ APICURIO_LOCK = KAFKA_LOCK.with_name("apicurio.lock.json")
 _API = "/apis/ccompat/v7"
 _POLL_S = 0.1
 _TAIL_LINES = 25
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Without the proxy of http_proxy, which does not lead to the loopback interface."""
 
 
 class SchemaRegistry:
@@ -67,25 +69,18 @@ class SchemaRegistry:
             raise LocalBrokerError("This schema registry is started already.")
         self._process_id = os.getpid()
         java, jar = find_java(), _unpacked_jar()  # first: a failed download leaves nothing
-        folder = Path(tempfile.mkdtemp(prefix="spark-kafka-sink-registry-"))
-        self._watchdog = Watchdog(removed_folder=folder)
-        self._port = ReservedPort()
-        log_file = folder / "registry.log"
-        command: list[str | Path] = [
-            java.path,
-            *TUNINGS["start"],
-            "-XX:-UsePerfData",
-            f"-Djava.io.tmpdir={folder}",
-            f"-XX:ErrorFile={folder / 'hs_err.log'}",
-            f"-Dquarkus.http.host={HOST}",
-            f"-Dquarkus.http.port={self._port.number}",
-            "-jar",
-            jar,
-        ]
         try:
+            folder = Path(tempfile.mkdtemp(prefix="spark-kafka-sink-registry-"))
+            self._watchdog = Watchdog(removed_folder=folder)
+            self._port = ReservedPort()
+            log_file = folder / "registry.log"
             with log_file.open("ab") as log:
+                command = _command(java, jar, folder, self._port.number)
                 self._process = self._watchdog.spawn(command, folder=folder, output=log)
             self._await_answer(log_file, time.monotonic() + self._start_timeout_s)
+        except OSError as error:  # such as a full disk
+            self.stop()
+            raise LocalBrokerError(f"The schema registry's files cannot be written: {error}") from error
         except BaseException:
             self.stop()
             raise
@@ -114,11 +109,26 @@ class SchemaRegistry:
             time.sleep(_POLL_S)
 
 
+def _command(java: Java, jar: Path, folder: Path, port: int) -> list[str | Path]:
+    """Return the command of the JVM. Temporary files and crash dumps are in `folder`."""
+    return [
+        java.path,
+        *TUNINGS["start"],
+        "-XX:-UsePerfData",
+        f"-Djava.io.tmpdir={folder}",
+        f"-XX:ErrorFile={folder / 'hs_err.log'}",
+        f"-Dquarkus.http.host={HOST}",
+        f"-Dquarkus.http.port={port}",
+        "-jar",
+        jar,
+    ]
+
+
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - the loopback interface
+        with _DIRECT.open(url, timeout=10) as answer:
             return bool(answer.status == 200)
-    except (OSError, urllib.error.HTTPError):
+    except (OSError, HTTPException):  # an error status is an OSError
         return False
 
 
@@ -139,6 +149,8 @@ def _unpacked_jar() -> Path:
     with exclusive(cache, "the schema registry"):
         if not jar.exists():  # another process may have unpacked it while this one waited
             folder.parent.mkdir(exist_ok=True)
+            for left in folder.parent.glob("new-*"):  # of a process that was killed; another one would have the lock
+                shutil.rmtree(left, ignore_errors=True)
             scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="new-"))
             try:
                 with tarfile.open(archive) as tar:

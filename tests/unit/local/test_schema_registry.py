@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import socket
 import tarfile
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,6 +52,8 @@ def test_start_that_fails_shows_the_log_and_leaves_nothing(
 ) -> None:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    left_by_a_kill = java_that_fails / "unpacked" / "new-12345"
+    left_by_a_kill.mkdir(parents=True)
     registry = SchemaRegistry()
     for _ in range(2):
         with pytest.raises(
@@ -74,6 +81,69 @@ def test_a_start_that_fails_to_fetch_leaves_nothing(
         with pytest.raises(LocalBrokerError, match="no network"):
             registry.start()
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_full_disk_at_the_start_leaves_nothing(
+    java_that_fails: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Bug: it was an OSError, which the pytest plugin and users of LocalBrokerError do not expect."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    open_file = Path.open
+
+    def full(path: Path, *arguments: str, **named: str) -> object:
+        if path.name == "registry.log":
+            raise OSError(28, "No space left on device")
+        return open_file(path, *arguments, **named)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", full)
+    registry = SchemaRegistry()
+    for _ in range(2):
+        with pytest.raises(LocalBrokerError, match=r"files cannot be written: .*No space left on device"):
+            registry.start()
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """Listen, and give this answer to the first connection. Yield the address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4_096)
+                connection.sendall(answer)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/subjects"
+        server.join(10)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_good"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", True),
+        (b"HTTP/1.1 503 Not yet\r\nContent-Length: 0\r\n\r\n", False),
+        (b"nonsense\r\n\r\n", False),
+        (b"", False),
+    ],
+)
+def test_registry_is_there_when_it_answers(answer: bytes, is_good: bool) -> None:
+    with answering(answer) as url:
+        assert schema_registry._answers(url) is is_good
+
+
+def test_registry_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: with http_proxy set, as behind a company's proxy, the registry never seemed to start."""
+    monkeypatch.setattr(urllib.request, "_opener", None)  # an earlier one knows the proxies of an earlier time
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]") as url:
+        assert schema_registry._answers(url)
 
 
 def test_registry_that_is_not_started_has_no_address() -> None:
