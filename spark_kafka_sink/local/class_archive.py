@@ -72,7 +72,7 @@ def _is_intact(archive: Path) -> bool:
     try:
         size = archive.stat().st_size
         return not size or _checksum_file(archive).read_text(encoding="ascii") == f"{sha256_of(archive)} {size}\n"
-    except (FileNotFoundError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError):  # not there, or of another user who lets nobody read it
         return False
 
 
@@ -106,6 +106,8 @@ def _make(jvm: Jvm, archive: Path) -> None:
         node.await_start(deadline)
         node.terminate()
         node.await_end(_TIMEOUT_S)
+        if node.was_killed:  # it writes the archive at its end
+            raise LocalBrokerError("Its JVM was killed while it wrote the archive.")
     except LocalBrokerError as error:
         print(f"No class archive with {jvm.java.path} {jvm.java.version}: {error}", file=sys.stderr)
         if _takes_the_option(jvm.java, fresh):

@@ -75,6 +75,11 @@ class Node:
         return not self.running and self._exit_code in _CRASHES
 
     @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended the last JVM, a crash included. One that shuts down in order exits by itself (143)."""
+        return not self.running and self._exit_code is not None and self._exit_code < 0
+
+    @property
     def suspended(self) -> bool:
         return self.running and self._suspended
 

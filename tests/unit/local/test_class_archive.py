@@ -153,6 +153,26 @@ def test_failed_archive_is_retried_with_a_capable_java(
     assert with_class_archive(jvm, cache).archive is not None
 
 
+@pytest.mark.parametrize("can_make", [True, False])
+def test_archive_of_a_killed_jvm_is_not_used(
+    maker: Maker,
+    jvm: Jvm,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    can_make: bool,
+) -> None:
+    """Bug: half an archive got a checksum, as of a JVM that ran out of memory at its end, and was used for good."""
+    if can_make:
+        jvm.java.path.write_text("#!/bin/sh\nexit 0\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(Node, "was_killed", True)
+        assert with_class_archive(jvm, cache) is jvm
+    assert "was killed while it wrote" in capsys.readouterr().err
+    assert [(cache / "class-archives" / name).read_bytes() for name in archives(cache)] == ([] if can_make else [b""])
+    assert (with_class_archive(jvm, cache).archive is not None) is can_make
+
+
 @pytest.mark.parametrize("way", ["fails", "writes nothing"])
 def test_full_disk_for_the_archive_is_not_recorded(
     maker: Maker, jvm: Jvm, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str

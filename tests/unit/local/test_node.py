@@ -185,10 +185,13 @@ def test_suspended_broker_is_resumed_before_sigterm_then_killed(bench: Bench) ->
     assert process.waited[0] == 7
     assert process.signals[2:] == [signal.SIGKILL]
     assert not bench.node.running
+    assert bench.node.was_killed
     in_order = bench.start()
+    assert not bench.node.was_killed
     in_order.code = 143
     bench.node.await_end()
     assert in_order.signals == []
+    assert not bench.node.was_killed
     assert bench.forgotten == [process.pid, in_order.pid]
 
 
