@@ -67,8 +67,11 @@ class LockedJar:
         return Path(*group.split("."), artifact, version, f"{name}.{packaging}")
 
     def is_intact(self, path: Path) -> bool:
-        """Return whether `path` holds exactly the locked bytes."""
-        return path.is_file() and path.stat().st_size == self.size and sha256_of(path) == self.sha256
+        """Return whether `path` holds exactly the locked bytes. A file that cannot be read counts as missing."""
+        try:
+            return path.is_file() and path.stat().st_size == self.size and sha256_of(path) == self.sha256
+        except OSError:
+            return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,24 @@ def test_full_disk_while_fetching_is_a_cache_error(
         fetch()
 
 
+def test_jar_that_cannot_be_read_is_fetched_again(
+    fetch: Callable[[], list[Path]], source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: in a cache of another user, who lets nobody read it, the start ended with a bare PermissionError."""
+    first, _ = fetch()
+    source.asked.clear()
+    open_file = Path.open
+
+    def refuse(path: Path, *arguments: str, **named: str) -> object:
+        if path == first and not source.asked:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open_file(path, *arguments, **named)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert fetch()[0] == first
+    assert source.asked == ["org.example:a:1"]
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
