@@ -6,6 +6,7 @@ PLAINTEXT only. Kafka 3.0 to 4.3 all support the versions that it uses.
 from __future__ import annotations
 
 import io
+import re
 import socket
 import struct
 import time
@@ -30,9 +31,11 @@ from kio.static.primitive import i16, i32, i32Timedelta
 from kio.static.protocol import HeaderV2RequestPayload, ResponsePayload
 
 from spark_kafka_sink.common.errors import LocalBrokerError, error_for_code
+from spark_kafka_sink.common.texts import shown
 
 _CLIENT = "spark-kafka-sink-local"
 _POLL_S = 0.02
+_SERVER = re.compile(r"(?:\[(?P<address>[^\[\]]+)\]|(?P<host>[^\s:/@\[\]]+)):(?P<port>[0-9]{1,5})")
 
 Response = TypeVar("Response", bound=ResponsePayload)
 
@@ -54,11 +57,15 @@ class TopicDescription:
 
 
 class Admin:
-    """Talks to the servers of a bootstrap list; raises LocalBrokerError if none answers within `timeout_s`."""
+    """Talks to the servers of a bootstrap list. Raises LocalBrokerError if none answers within `timeout_s`, and for a
+    list that is not `host:port,...`.
+    """
 
     def __init__(self, bootstrap_servers: str, *, timeout_s: float = 30.0) -> None:
         self.bootstrap_servers = bootstrap_servers
         self._servers = tuple(server.strip() for server in bootstrap_servers.split(","))
+        for server in self._servers:
+            _host_and_port(server)
         self._timeout_s = timeout_s
 
     def create_topic(
@@ -189,14 +196,21 @@ def _exchange(
     buffer = io.BytesIO()
     entity_writer(RequestHeader)(buffer, header)
     entity_writer(type(payload))(buffer, payload)
-    host, _, port = server.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=timeout_s) as connection:
+    with socket.create_connection(_host_and_port(server), timeout=timeout_s) as connection:
         connection.sendall(struct.pack(">i", len(buffer.getvalue())) + buffer.getvalue())
         (size,) = struct.unpack(">i", _receive(connection, 4))
         frame = _receive(connection, size)
     _, header_size = entity_reader(response_type.__header_schema__)(frame, 0)
     response, _ = entity_reader(response_type)(frame, header_size)
     return response
+
+
+def _host_and_port(server: str) -> tuple[str, int]:
+    """Return both parts of `host:port`, of an IPv6 address without its brackets."""
+    found = _SERVER.fullmatch(server)
+    if found is None:
+        raise LocalBrokerError(f"{shown(server)} is no server: it must be host:port, and [address]:port with IPv6.")
+    return found["address"] or found["host"], int(found["port"])
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

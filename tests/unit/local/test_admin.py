@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,6 +92,28 @@ def test_server_that_never_shows_a_topic_is_named(monkeypatch: pytest.MonkeyPatc
     Servers(monkeypatch, CreateTopics={"a:1": result()}, Metadata=shown)
     with pytest.raises(LocalBrokerError, match=r"topic t on b:2: its partitions have no leader everywhere after 30 s"):
         Admin("a:1,b:2").create_topic("t")
+
+
+@pytest.mark.parametrize("servers", ["localhost", "a:1,", "kafka://a:1", "::1:9092", "a:x", "", "user:secret@a:1"])
+def test_list_that_is_not_host_and_port_is_refused_before_a_request(servers: str) -> None:
+    """Bug: KAFKA_BOOTSTRAP_SERVERS=localhost failed each test by "invalid literal for int() with base 10"."""
+    with pytest.raises(LocalBrokerError, match=r"it must be host:port, and \[address\]:port with IPv6") as refusal:
+        Admin(servers)
+    assert "secret" not in str(refusal.value)
+
+
+def test_ipv6_address_is_connected_to_without_its_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the brackets were a part of the name, and no such host was found."""
+    asked: list[tuple[str, int]] = []
+
+    def refuse(place: tuple[str, int], **_: object) -> None:
+        asked.append(place)
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(LocalBrokerError, match=r"\[::1\]:9092: refused; b.example:2: refused"):
+        Admin("[::1]:9092,b.example:2").finalized_features()
+    assert asked == [("::1", 9092), ("b.example", 2)]
 
 
 class Pieces:
