@@ -55,6 +55,12 @@ class Permission:
     name: str = "kafka-cluster"
     is_prefix: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise LocalBrokerError for an operation or resource that Kafka does not have."""
+        for what, given, known in (("operation", self.operation, _OPERATIONS), ("resource", self.resource, _RESOURCES)):
+            if given not in known:
+                raise LocalBrokerError(f"There is no {what} {given!r}: it must be one of {', '.join(known)}.")
+
     @property
     def pattern(self) -> i8:
         return _PREFIXED if self.is_prefix else _LITERAL
@@ -108,23 +114,26 @@ class AccessAdmin:
 
     def set_password(self, user: str, password: str, mechanism: str = "SCRAM-SHA-256") -> None:
         """Let a user log in by SCRAM, or change the password."""
-        salt = os.urandom(16)
+        salt, number = os.urandom(16), _number_of(mechanism)
+        # Servers show no password, only its iterations. So a changed password gets another number of them.
+        before = self._iterations(user, self._servers[0]).get(number)
+        iterations = SCRAM_ITERATIONS + (before == SCRAM_ITERATIONS)
         upsertion = alter_scram.ScramCredentialUpsertion(
             name=user,
-            mechanism=i8(_MECHANISMS[mechanism]),
-            iterations=i32(SCRAM_ITERATIONS),
+            mechanism=number,
+            iterations=i32(iterations),
             salt=salt,
-            salted_password=salted_password(password, mechanism, salt),
+            salted_password=salted_password(password, mechanism, salt, iterations),
         )
         self._alter_scram(user, upsertions=(upsertion,))
-        self._await(lambda server: _MECHANISMS[mechanism] in self._mechanisms(user, server), f"no password of {user}")
+        self._await(
+            lambda server: self._iterations(user, server).get(number) == iterations, f"no such password of {user}"
+        )
 
     def remove_password(self, user: str, mechanism: str = "SCRAM-SHA-256") -> None:
-        deletion = alter_scram.ScramCredentialDeletion(name=user, mechanism=i8(_MECHANISMS[mechanism]))
-        self._alter_scram(user, deletions=(deletion,))
-        self._await(
-            lambda server: _MECHANISMS[mechanism] not in self._mechanisms(user, server), f"{user} still has a password"
-        )
+        number = _number_of(mechanism)
+        self._alter_scram(user, deletions=(alter_scram.ScramCredentialDeletion(name=user, mechanism=number),))
+        self._await(lambda server: number not in self._iterations(user, server), f"{user} still has a password")
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
@@ -138,10 +147,11 @@ class AccessAdmin:
         (result,) = self._admin.ask(payload, AlterUserScramCredentialsResponse).results
         check(result.error_code, f"the password of {user} cannot be changed: {result.error_message}")
 
-    def _mechanisms(self, user: str, server: str) -> set[int]:
+    def _iterations(self, user: str, server: str) -> dict[i8, int]:
+        """Return the iterations of a user's passwords as a server shows them, by the number of the mechanism."""
         payload = describe_scram.DescribeUserScramCredentialsRequest(users=(describe_scram.UserName(name=user),))
         (result,) = self._admin.ask(payload, DescribeUserScramCredentialsResponse, [server]).results
-        return {int(info.mechanism) for info in result.credential_infos}
+        return {info.mechanism: int(info.iterations) for info in result.credential_infos}
 
     def _is_granted(self, permission: Permission, server: str) -> bool:
         payload = describe_acls.DescribeAclsRequest(**permission.as_filter())
@@ -156,3 +166,9 @@ class AccessAdmin:
                 if time.monotonic() > deadline:
                     raise LocalBrokerError(f"{complaint} on {server} after {self._timeout_s:g} s.")
                 time.sleep(_POLL_S)
+
+
+def _number_of(mechanism: str) -> i8:
+    if mechanism not in _MECHANISMS:
+        raise LocalBrokerError(f"{mechanism} has no users: it must be one of {', '.join(_MECHANISMS)}.")
+    return i8(_MECHANISMS[mechanism])

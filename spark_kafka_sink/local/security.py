@@ -18,6 +18,7 @@ from typing import Final
 from spark_kafka_sink.common.errors import LocalBrokerError
 
 _PROTOCOLS: Final = frozenset({"SSL", "SASL_PLAINTEXT", "SASL_SSL"})
+_WITH_TLS: Final = frozenset({"SSL", "SASL_SSL"})
 _SCRAM: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 SCRAM_ITERATIONS: Final = 4096
 """Kafka's minimum."""
@@ -81,12 +82,28 @@ class BrokerSecurity:
                 )
             if protocol != "SASL_PLAINTEXT" and self.keystore is None:
                 raise LocalBrokerError(f"The listener {name} needs a `keystore`: TLS needs a certificate.")
+        self._check_certificates()
+        self._check_logins()
+
+    def _check_certificates(self) -> None:
+        if without := sorted(name for name in self.requires_certificate if self.listeners.get(name) not in _WITH_TLS):
+            raise LocalBrokerError(
+                f"`requires_certificate` names {', '.join(without)}: only a listener of `listeners` with SSL or"
+                " SASL_SSL takes certificates."
+            )
         if self.requires_certificate and self.truststore is None:
             raise LocalBrokerError(
                 "`requires_certificate` needs a `truststore` with the authorities of the certificates."
             )
+
+    def _check_logins(self) -> None:
+        known = ("PLAIN", *_SCRAM, "OAUTHBEARER", "GSSAPI")
+        if unknown := sorted(set(self.mechanisms).difference(known)):
+            raise LocalBrokerError(f"`mechanisms` has {', '.join(unknown)}: a mechanism is one of {', '.join(known)}.")
         if "GSSAPI" in self.mechanisms and self.kerberos is None:
             raise LocalBrokerError("The mechanism GSSAPI needs `kerberos`: the identity of the brokers.")
+        if self.token_audience is not None and self.token_keys is None:
+            raise LocalBrokerError("`token_audience` needs `token_keys`: without keys every token is accepted.")
 
     def properties(self) -> dict[str, str | int]:
         """Return the properties of every node, without the listeners' ports."""
@@ -152,9 +169,9 @@ class BrokerSecurity:
         return "".join(f" {_quoted(f'user_{name}')}={_quoted(password)}" for name, password in self.users.items())
 
 
-def salted_password(password: str, mechanism: str, salt: bytes) -> bytes:
-    """Return the value that a broker stores for a password, with SCRAM_ITERATIONS (RFC 5802, Hi)."""
-    return hashlib.pbkdf2_hmac(_SCRAM[mechanism], password.encode(), salt, SCRAM_ITERATIONS)
+def salted_password(password: str, mechanism: str, salt: bytes, iterations: int = SCRAM_ITERATIONS) -> bytes:
+    """Return the value that a broker stores for a password (RFC 5802, Hi)."""
+    return hashlib.pbkdf2_hmac(_SCRAM[mechanism], password.encode(), salt, iterations)
 
 
 def _quoted(text: str) -> str:

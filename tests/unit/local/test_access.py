@@ -55,8 +55,8 @@ def shown(*found: object) -> SimpleNamespace:
     return SimpleNamespace(error_code=ErrorCode.none, error_message=None, resources=found)
 
 
-def passwords(*mechanisms: int) -> SimpleNamespace:
-    infos = [SimpleNamespace(mechanism=each) for each in mechanisms]
+def passwords(*mechanisms: int, iterations: int = SCRAM_ITERATIONS) -> SimpleNamespace:
+    infos = [SimpleNamespace(mechanism=each, iterations=iterations) for each in mechanisms]
     return results(SimpleNamespace(credential_infos=infos))
 
 
@@ -106,7 +106,7 @@ def test_permission_is_revoked_when_no_server_shows_it(monkeypatch: pytest.Monke
         (
             lambda to: to.set_password("a", "b"),
             {"AlterUserScramCredentials": results(FINE), "DescribeUserScramCredentials": passwords(2)},
-            "no password of a",
+            "no such password of a",
         ),
         (
             lambda to: to.remove_password("a"),
@@ -139,10 +139,10 @@ def test_refusal_is_raised_without_a_wait(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[AccessAdmin], None], kind: str, text: str
 ) -> None:
     answer = results(FINE, REFUSED) if kind == "CreateAcls" else results(REFUSED)
-    servers = Servers(monkeypatch, **{kind: answer})
+    servers = Servers(monkeypatch, DescribeUserScramCredentials=passwords(), **{kind: answer})
     with pytest.raises(TopicAuthorizationError, match=text):
         change(servers.admin)
-    assert servers.shown_by() == []
+    assert servers.asked[-1][0] == "", "the change is the last request, and no server is asked for its state"
 
 
 def test_unreadable_grants_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,17 +155,47 @@ def test_unreadable_grants_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_set_password_waits_until_every_server_has_it(
     monkeypatch: pytest.MonkeyPatch, mechanism: str, number: int
 ) -> None:
-    shown_ = [passwords(3 - number), passwords(1, 2), passwords(), passwords(number)]
+    shown_ = [passwords(3 - number), passwords(), passwords(1, 2), passwords(), passwords(number)]
     servers = Servers(monkeypatch, AlterUserScramCredentials=results(FINE), DescribeUserScramCredentials=shown_)
     servers.admin.set_password("a", "hunter2", mechanism)
-    servers.admin.set_password("a", "hunter2", mechanism)
-    assert servers.shown_by() == ["a:1", "a:1", "b:2", "b:2", "a:1", "b:2"]
-    first, second = (payload for server, payload in servers.asked if not server)
-    (made,) = first.upsertions
-    assert (made.name, made.mechanism, made.iterations, first.deletions) == ("a", number, SCRAM_ITERATIONS, ())
+    assert servers.shown_by() == ["a:1", "a:1", "a:1", "b:2", "b:2"]
+    (payload,) = (payload for server, payload in servers.asked if not server)
+    (made,) = payload.upsertions
+    assert (made.name, made.mechanism, made.iterations, payload.deletions) == ("a", number, SCRAM_ITERATIONS, ())
     assert made.salted_password == salted_password("hunter2", mechanism, made.salt)
     assert len(made.salt) == 16
-    assert made.salt != second.upsertions[0].salt
+
+
+def test_changed_password_is_awaited_on_every_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the call returned at once, because each server had a password: the one before."""
+    old, new = passwords(1), passwords(1, iterations=SCRAM_ITERATIONS + 1)
+    servers = Servers(
+        monkeypatch,
+        AlterUserScramCredentials=results(FINE),
+        DescribeUserScramCredentials=[old, old, new, old, new, new],
+    )
+    servers.admin.set_password("a", "hunter2")
+    assert servers.shown_by() == ["a:1", "a:1", "a:1", "b:2", "b:2"]
+    (made,) = servers.asked[1][1].upsertions
+    assert made.iterations == SCRAM_ITERATIONS + 1
+    assert made.salted_password == salted_password("hunter2", "SCRAM-SHA-256", made.salt, SCRAM_ITERATIONS + 1)
+    servers._answers["DescribeUserScramCredentials"] = [new, passwords(1)]
+    servers.admin.set_password("a", "hunter2")
+    (again,) = servers.asked[-3][1].upsertions
+    assert (again.iterations, again.salt == made.salt) == (SCRAM_ITERATIONS, False)
+
+
+def test_names_that_kafka_does_not_have_are_refused_with_those_it_has() -> None:
+    """Bug: a KeyError with the name."""
+    with pytest.raises(LocalBrokerError, match="no operation 'Write': it must be one of all, read, write, "):
+        Permission("User:a", "Write", "topic", "orders")
+    with pytest.raises(LocalBrokerError, match="no resource 'topics': it must be one of topic, group, "):
+        Permission("User:a", "write", "topics", "orders")
+    admin = AccessAdmin("a:1")
+    with pytest.raises(LocalBrokerError, match="PLAIN has no users: it must be one of SCRAM-SHA-256, SCRAM-SHA-512"):
+        admin.set_password("a", "b", "PLAIN")
+    with pytest.raises(LocalBrokerError, match="PLAIN has no users"):
+        admin.remove_password("a", "PLAIN")
 
 
 def test_password_is_removed_when_no_server_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:

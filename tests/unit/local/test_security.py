@@ -15,6 +15,7 @@ from spark_kafka_sink.local.properties import NodeAddress, refuse_owned, server_
 from spark_kafka_sink.local.security import SCRAM_ITERATIONS, BrokerKerberos, BrokerSecurity
 
 STORE = Path("/k.pem")
+STORES = {"keystore": STORE, "truststore": STORE}
 SECURITY = BrokerSecurity(
     listeners={"MTLS": "SSL", "SASL_SSL": "SASL_SSL"},
     keystore=STORE,
@@ -147,6 +148,13 @@ def test_listener_properties_cannot_be_overridden(name: str) -> None:
             "needs a `truststore`",
         ),
         ({"listeners": {"SASL": "SASL_PLAINTEXT"}, "mechanisms": ("GSSAPI",)}, "needs `kerberos`"),
+        # bug: a listener whose name was misspelt asked no client for a certificate
+        ({"listeners": {"SSL": "SSL"}, **STORES, "requires_certificate": {"SLS"}}, "names SLS: only a listener"),
+        ({"listeners": {"A": "SASL_PLAINTEXT"}, **STORES, "requires_certificate": {"A"}}, "names A: only a listener"),
+        # bug: a KeyError, when the cluster started
+        ({"listeners": {"SASL": "SASL_PLAINTEXT"}, "mechanisms": ("SCRAM-SHA-1",)}, "has SCRAM-SHA-1: a mechanism is"),
+        # bug: tokens for every audience were accepted
+        ({"listeners": {"SASL": "SASL_PLAINTEXT"}, "token_audience": "kafka"}, "`token_audience` needs `token_keys`"),
     ],
 )
 def test_contradicting_security_is_refused(arguments: dict[str, Any], text: str) -> None:
