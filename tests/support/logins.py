@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import pytest
+from support.lateness import Stopwatch
 
 from spark_kafka_sink import KafkaProducer
 from spark_kafka_sink.common.errors import SaslAuthenticationError
@@ -17,10 +17,9 @@ _QUICK_S: Final = 6.0
 def refused_login(settings: Mapping[str, Any], topic: str, secrets: Iterable[str] = ()) -> SaslAuthenticationError:
     """Return the error of a send whose login is refused. It comes at once, and holds none of `secrets`."""
     with KafkaProducer(settings) as producer:
-        started_s = time.monotonic()
-        with pytest.raises(SaslAuthenticationError) as caught:
+        with Stopwatch() as watch, pytest.raises(SaslAuthenticationError) as caught:
             producer.send(topic, b"out").result(30)
-        assert time.monotonic() - started_s < _QUICK_S
+        assert watch.own_s < _QUICK_S
     error = caught.value
     told = str(error) + repr(error.__cause__) + repr(error.__context__)
     assert [secret for secret in secrets if secret in told] == []

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from spark_kafka_sink.local import fetch_jars
 from spark_kafka_sink.local.jvm import find_java
+from spark_kafka_sink.local.properties import ReservedPort
 from spark_kafka_sink.local.watchdog import Watchdog
 
 LOCKS = Path(__file__).with_name("old_releases")
@@ -51,7 +52,8 @@ def old_kafka(version: str, folder: Path) -> Iterator[str]:
     jars = ":".join(map(str, fetch_jars(LOCKS / f"kafka-{version}.lock.json")))
     log_file = folder / "log4j.properties"
     log_file.write_text(_LOG4J)
-    zookeeper, port = _free_port(), _free_port()
+    ports = ReservedPort(), ReservedPort()
+    zookeeper, port = (each.number for each in ports)
     properties = folder / "server.properties"
     properties.write_text(_PROPERTIES.format(host=_HOST, zookeeper=zookeeper, port=port, data=folder / "data"))
     ensemble = folder / "zookeeper.properties"
@@ -86,13 +88,8 @@ def old_kafka(version: str, folder: Path) -> Iterator[str]:
         watchdog.close()
         for process in processes:
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        for each in ports:
+            each.release()
 
 
 def _listens(port: int) -> bool:

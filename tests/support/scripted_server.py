@@ -16,6 +16,8 @@ from types import TracebackType
 
 from support.scripted_broker.cluster import ScriptedCluster
 
+from spark_kafka_sink.local.properties import HOST, ReservedPort
+
 _TICK_S = 0.05
 
 
@@ -41,6 +43,8 @@ class ScriptedServer:
         self.lock = threading.RLock()
         self._poller = selectors.DefaultSelector()
         self._listeners: dict[int, socket.socket] = {}
+        self._ports: list[ReservedPort] = []
+        """Also those of nodes that are stopped: else another socket may get one, or a client connect to itself."""
         self._clients: list[_Client] = []
         self._due: list[tuple[float, int, _Client, bytes, bool]] = []
         self._next_due = 0
@@ -63,6 +67,8 @@ class ScriptedServer:
             for node_id in list(self._listeners):
                 self.stop_node(node_id)
             self._poller.close()
+            for port in self._ports:
+                port.release()
         if self._thread.is_alive():
             raise AssertionError("the scripted server's thread does not end")
         if self._errors and error is None:
@@ -76,10 +82,11 @@ class ScriptedServer:
         """Listen, on the same port as before if there was one."""
         with self.lock:
             node = self.cluster.nodes[node_id]
-            port = node.port if node.host == "127.0.0.1" else 0
-            listener = socket.create_server(("127.0.0.1", port))
+            if node.host != HOST:
+                self._ports.append(ReservedPort())
+                node.host, node.port = HOST, self._ports[-1].number
+            listener = socket.create_server((HOST, node.port))
             listener.setblocking(False)
-            node.host, node.port = "127.0.0.1", listener.getsockname()[1]
             self.cluster.live_node_ids.add(node_id)
             self._listeners[node_id] = listener
             self._poller.register(listener, selectors.EVENT_READ, node_id)

@@ -79,7 +79,9 @@ def token_endpoint(folder: Path) -> Iterator[Endpoint]:
     made = Endpoint(url, folder / "authority.pem", context, answering(200, {"access_token": "token", "expires_in": 60}))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    yield made
-    server.shutdown()
-    thread.join(10)
-    server.server_close()
+    try:
+        yield made
+    finally:  # a failed test must not leave a thread for which Python waits at its end
+        server.shutdown()
+        thread.join(10)
+        server.server_close()

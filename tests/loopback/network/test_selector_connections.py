@@ -272,10 +272,10 @@ def test_the_least_recently_used_connection_expires_first(peer: Peer) -> None:
 def test_a_poll_wakes_for_the_next_expiry(peer: Peer) -> None:
     selector = Selector(SystemClock(), connections_max_idle_ms=60)
     try:
+        started = time.monotonic()  # before the connection, which may take a busy machine longer than the limit
         connect(selector, peer)
-        started = time.monotonic()
         selector.poll(5000)
-        assert 0.02 < time.monotonic() - started < 4
+        assert 0.05 < time.monotonic() - started < 4
         assert selector.disconnected["1"].kind is ChannelKind.EXPIRED
     finally:
         selector.close_all()
