@@ -58,12 +58,17 @@ def test_listener_with_client_authentication_requires_a_certificate(
 
 def test_users_are_added_and_removed_while_the_broker_runs(secured_broker: SecuredBroker) -> None:
     access = AccessAdmin(secured_broker.kafka.bootstrap_servers)
-    carol = foreign(secured_broker, "SASL_PLAINTEXT", **login("carol", "c=1,2", "SCRAM-SHA-512"))
-    assert not gets_in(carol)
-    access.set_password("carol", "c=1,2", "SCRAM-SHA-512")
-    assert gets_in(carol)
+
+    def carol_gets_in(password: str) -> bool:
+        return gets_in(foreign(secured_broker, "SASL_PLAINTEXT", **login("carol", password, "SCRAM-SHA-512")))
+
+    assert not carol_gets_in("c=1,2")
+    for password in ("c=1,2", "changed", "changed again"):
+        access.set_password("carol", password, "SCRAM-SHA-512")
+        assert carol_gets_in(password)
+    assert not carol_gets_in("changed")
     access.remove_password("carol", "SCRAM-SHA-512")
-    assert not gets_in(carol)
+    assert not carol_gets_in("changed again")
 
 
 def test_missing_permission_is_denied(secured_broker: SecuredBroker) -> None:
