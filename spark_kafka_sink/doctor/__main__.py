@@ -80,7 +80,8 @@ def _options(given: argparse.Namespace) -> tuple[dict[str, str], Callable[[str |
     for text in given.option:
         name, sign, value = text.partition("=")
         if not sign or not name.strip():
-            raise ConfigError(f"--option takes NAME=VALUE, and {name.strip() or 'this'} has no name or no value.")
+            first = f"{name.split()[0]} …" if name.strip() else "this"  # after a blank there may be a password
+            raise ConfigError(f"--option takes NAME=VALUE, and {first} has no name or no value.")
         single[name.strip()] = value
     if given.checkpoint is not None:
         single["checkpointLocation"] = given.checkpoint

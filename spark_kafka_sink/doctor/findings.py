@@ -125,10 +125,13 @@ PROBLEMS: Final[dict[str, Problem]] = {
     "java-missing": Problem(
         _FAULT,
         "No Java was found, and Spark needs one. Only Spark Connect works without it.",
-        "Install Java 17 or newer, or set JAVA_HOME to the folder of one.",
+        "Install Java 17, which every Spark from 3.5 on takes, or set JAVA_HOME to the folder of one.",
     ),
-    "java-too-old": Problem(
-        _FAULT, "Spark 4 needs Java 17.", "Install Java 17 or newer, and set JAVA_HOME to its folder."
+    "java-too-old": Problem(_FAULT, "Spark 4 needs Java 17.", "Install Java 17, and set JAVA_HOME to its folder."),
+    "java-too-new": Problem(
+        _FAULT,
+        "Spark before 4.2 does not start with Java 23 or newer.",
+        "Install Java 17, and set JAVA_HOME to its folder. Or use PySpark 4.2 or newer.",
     ),
     # ---- options
     "option-wrong": Problem(

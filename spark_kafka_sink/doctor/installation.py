@@ -26,6 +26,9 @@ OLDEST_PYSPARK: Final = "3.5"
 OLDEST_WITH_FORMAT: Final = "4.0"
 _OLDEST_JAVA: Final = 17
 """For Spark 4. Spark 3.5 also runs on 8 and 11."""
+_FIRST_TOO_NEW_JAVA: Final = 23
+_OLDEST_WITH_ANY_NEW_JAVA: Final = "4.2"
+"""Earlier ones have a Hadoop before 3.5, which calls what Java has removed (HADOOP-19212)."""
 _SPEC: Final = re.compile(r"(>=|<=|==|!=|<|>)\s*([0-9][\w.]*)")
 _KERNEL: Final = "spark_kafka_sink.record._kernel"
 _AREA: Final = Area.MACHINE
@@ -160,9 +163,13 @@ def _java_finding(machine: Machine) -> Finding:
         return problem("java-missing", _AREA, "Java", where)
     numbers = _numbers(machine.java)
     major = numbers[1] if numbers[:1] == (1,) and len(numbers) > 1 else (numbers or (0,))[0]  # Java 8 says 1.8
-    needs_new = machine.pyspark is not None and _compared(machine.pyspark, "4") >= 0
-    if needs_new and major < _OLDEST_JAVA:
+    if machine.pyspark is None or machine.is_remote:
+        return ok(_AREA, "Java", machine.java)
+    if major < _OLDEST_JAVA and _compared(machine.pyspark, "4") >= 0:
         return problem("java-too-old", _AREA, "Java", f"{machine.java}; Spark {machine.pyspark} needs {_OLDEST_JAVA}")
+    if major >= _FIRST_TOO_NEW_JAVA and _compared(machine.pyspark, _OLDEST_WITH_ANY_NEW_JAVA) < 0:
+        seen = f"{machine.java}; Spark {machine.pyspark} needs one before {_FIRST_TOO_NEW_JAVA}"
+        return problem("java-too-new", _AREA, "Java", seen)
     return ok(_AREA, "Java", machine.java)
 
 
@@ -223,7 +230,7 @@ def _java(java_home: str, timeout_s: float) -> str | None:
         return None
     try:
         ended = subprocess.run(  # noqa: S603 - the user's own Java, as Spark finds it
-            [java, "-version"], capture_output=True, text=True, timeout=timeout_s, check=False
+            [java, "-version"], capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -80,6 +80,7 @@ UNIT: Final = {
     "pandas-missing": "no pandas",
     "java-missing": "no Java",
     "java-too-old": "Java 11 with Spark 4",
+    "java-too-new": "Java 25 with Spark 4.1",
     "transaction-hangs": "a transaction that is open for longer than its timeout",
     "tls-failed": "a TLS alert without a name of its own",
     "certificate-expires-soon": "a broker's certificate that expires in less than 14 days",

@@ -82,7 +82,9 @@ def test_wrong_option_is_named_with_its_line(options: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--option", "topic"), "--option takes NAME=VALUE, and topic has no name or no value."),
+        (("--option", "topic"), "--option takes NAME=VALUE, and topic … has no name or no value."),
+        # bug: with a blank for the equals sign the password was shown
+        (("--option", f"kafka.ssl.key.password {CANARY}"), "and kafka.ssl.key.password … has no name or no value."),
         (("--option", f"={CANARY}"), "--option takes NAME=VALUE, and this has no name or no value."),
         (("--options", "missing.properties"), "--options missing.properties cannot be read: No such file"),
     ],

@@ -45,6 +45,7 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
     "pandas-missing": [{"pyspark_needs": (Package("pandas>=2.2", None, "PySpark 4.2.0"),)}],
     "java-missing": [{"java": None}],
     "java-too-old": [{"java": "11.0.24"}, {"java": "1.8.0_402"}],
+    "java-too-new": [{"java": "25.0.1", "pyspark": "4.1.4"}, {"java": "23", "pyspark": "4.0.5"}],
 }
 CASES = [(name, facts) for name, cases in PLANTED.items() for facts in cases]
 
@@ -75,7 +76,7 @@ def test_java_of_spark_4_is_good(java: str) -> None:
     assert problems(judge(replace(GOOD, java=java))) == []
 
 
-@pytest.mark.parametrize("java", ["1.8.0_402", "11.0.24"])
+@pytest.mark.parametrize("java", ["1.8.0_402", "11.0.24", "17.0.15", "21.0.2"])
 def test_old_java_is_good_for_spark_3_5(java: str) -> None:
     found = problems(judge(replace(GOOD, java=java, pyspark="3.5.9", pyspark_needs=())))
     assert found == ["pyspark-without-format"]
@@ -85,6 +86,12 @@ def test_spark_connect_needs_no_java() -> None:
     findings = judge(replace(GOOD, java=None, is_remote=True))
     assert problems(findings) == []
     assert [each.what for each in findings if each.status is Status.NOT_CHECKED] == ["Java"]
+
+
+@pytest.mark.parametrize(("java", "pyspark"), [("11.0.24", "4.2.0"), ("25.0.1", "4.1.4")])
+def test_spark_connect_takes_any_java(java: str, pyspark: str) -> None:
+    """Bug: it was a fault, and the server has a Java of its own."""
+    assert problems(judge(replace(GOOD, java=java, pyspark=pyspark, is_remote=True))) == []
 
 
 @pytest.mark.parametrize(
@@ -131,6 +138,15 @@ def test_java_of_java_home_is_asked(tmp_path: Path, answer: str) -> None:
     java.chmod(0o755)
     found = gather({**os.environ, "JAVA_HOME": str(tmp_path)})
     assert found.java == answer.split('"')[1]
+
+
+def test_java_that_answers_in_another_encoding_is_known(tmp_path: Path) -> None:
+    """Bug: a JAVA_TOOL_OPTIONS in Latin-1, which Java repeats, ended the doctor with a UnicodeDecodeError."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_bytes(b"#!/bin/sh\necho 'Picked up -Dname=M\xfcller\nopenjdk version \"17.0.1\"' >&2\n")
+    java.chmod(0o755)
+    assert gather({**os.environ, "JAVA_HOME": str(tmp_path)}).java == "17.0.1"
 
 
 def test_folder_without_java_has_none(tmp_path: Path) -> None:
