@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from decimal import ROUND_HALF_EVEN, ROUND_UP, Context, Decimal
 from functools import lru_cache
 from math import isfinite
 from typing import Any, Final
@@ -403,8 +403,8 @@ def java_text(number: float, *, is_float: bool) -> str:
         return '"NaN"' if number != number else '"Infinity"' if number > 0 else '"-Infinity"'
     if number == 0:
         return "-0.0" if str(number)[0] == "-" else "0.0"
-    shortest = _shortest_float(number) if is_float else repr(number)
-    _, digits, exponent = Decimal(shortest).as_tuple()
+    shortest = _shortest_float(number) if is_float else Decimal(repr(number))
+    _, digits, exponent = shortest.as_tuple()
     if len("".join(map(str, digits)).rstrip("0")) == 1:  # of two digits, the nearest may be another
         _, digits, exponent = _of_two_digits(number).as_tuple()
     return number_text(number, digits, int(exponent))
@@ -423,12 +423,16 @@ def _as_float(number: float) -> float:
         return float("inf")
 
 
-def _shortest_float(number: float) -> str:
+def _shortest_float(number: float) -> Decimal:
+    """Return the nearest of the shortest numbers that lead back to a float. Below a power of two floats are denser, so
+    there the one above it may be shorter than the nearest.
+    """
     for digits in range(1, 9):
-        text = f"{number:.{digits - 1}e}"
-        if _as_float(float(text)) == number:
-            return text
-    return f"{number:.8e}"
+        for rounding in (ROUND_HALF_EVEN, ROUND_UP):
+            found = Context(prec=digits, rounding=rounding).create_decimal_from_float(number)
+            if _as_float(float(found)) == number:
+                return found
+    return Context(prec=9, rounding=ROUND_HALF_EVEN).create_decimal_from_float(number)
 
 
 def _of_two_digits(number: float) -> Decimal:

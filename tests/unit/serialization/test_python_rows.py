@@ -97,6 +97,17 @@ def test_both_find_the_same_bad_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(encoded.bad_rows) == 9
 
 
+def test_floats_at_powers_of_two_have_the_same_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: without the kernel, a power of two such as 2^-96 had one digit more, so JSON was another text."""
+    column = pa.StructArray.from_arrays(
+        [pa.array([sign * 2.0**power for power in range(-149, 128) for sign in (1, -1)], pa.float32())], names=["f"]
+    )
+    encoder = ColumnEncoder(column_format(FormatSettings("value", "json"), column.type), column.type)
+    made = without_kernel(encoder, column, 1 << 20, monkeypatch).values.to_pylist()
+    assert made == encoder.encode(column).values.to_pylist()
+    assert made[2 * (149 - 96)] == b'{"f":1.2621775E-29}'
+
+
 @BOTH
 def test_both_refuse_a_row_above_the_limit_of_offsets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: without the kernel such a row was an OverflowError, which no setting passes over."""
