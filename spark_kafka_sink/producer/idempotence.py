@@ -11,8 +11,9 @@ KIP-360).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.common.cluster import Node, TopicPartition
@@ -39,6 +40,12 @@ ATTEMPTS_BEFORE_A_WARNING: Final = 5
 NO_LAST_ACKED_SEQUENCE: Final = -1
 REMEMBERED_BATCHES: Final = 5
 """A leader detects a duplicate of any of the last five batches (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
+
+
+MEMORY_OF_LEADERS_MS: Final = 600_000
+"""Brokers look for producers to forget every ten minutes, and forget those whose last record is older than
+producer.id.expiration.ms by its own timestamp.
+"""
 
 
 class OutgoingRequest(NamedTuple):
@@ -68,6 +75,9 @@ class PartitionSequences:
         self.producer = NO_PRODUCER
         self.next_sequence = 0
         self.last_acked_sequence = NO_LAST_ACKED_SEQUENCE
+        self._leader_epoch: int | None = None
+        self._drained_ms = 0
+        """Of the batch that was acknowledged last: the epoch of its leader, and when it was drained."""
         self.in_flight: list[ProducerBatch] = []
         """Batches with a sequence that have not ended, in the order of their first send. Batches that wait for a retry
         are among them.
@@ -93,10 +103,11 @@ class PartitionSequences:
         else:
             self.in_flight = [other for other in self.in_flight if other is not batch]
 
-    def acknowledge(self, last_sequence: int) -> None:
-        last = self.last_acked_sequence
+    def acknowledge(self, batch: ProducerBatch) -> None:
+        last, last_sequence = self.last_acked_sequence, batch.last_sequence
         if last == NO_LAST_ACKED_SEQUENCE or _is_after(last_sequence, last):
             self.last_acked_sequence = last_sequence
+            self._leader_epoch, self._drained_ms = batch.leader_epoch, batch.drained_ms
 
     @property
     def is_window_full(self) -> bool:
@@ -112,8 +123,13 @@ class PartitionSequences:
 
     @property
     def has_acknowledged(self) -> bool:
-        """The leader has taken records of this producer and epoch."""
+        """A leader has taken records of this producer and epoch."""
         return self.last_acked_sequence != NO_LAST_ACKED_SEQUENCE
+
+    def is_known_to_leader(self, batch: ProducerBatch) -> bool:
+        """Return whether the leader of `batch` has taken records of this producer and epoch, not long ago."""
+        is_recent = batch.created_ms - self._drained_ms < MEMORY_OF_LEADERS_MS
+        return is_recent and self.has_acknowledged and self._leader_epoch == batch.leader_epoch
 
     def start_at_beginning(self, producer: ProducerIdAndEpoch, is_transactional: bool) -> None:
         """Number what is in flight from 0 under a new producer id or epoch (KIP-360)."""
@@ -196,6 +212,14 @@ class ProducerIdentity:
         self._is_init_stale = self._init_in_flight
         self._to_restart.update(self.sequences)
 
+    def leaders_are_new(self, topics: Collection[str]) -> None:
+        """These topics were deleted and created again. Their leaders do not know this producer, so the next batch of
+        each partition goes alone, as the first one does.
+        """
+        for topic_partition, entry in self.sequences.items():
+            if topic_partition.topic in topics:
+                entry.last_acked_sequence = NO_LAST_ACKED_SEQUENCE
+
     def reason_to_wait(self, topic_partition: TopicPartition) -> str | None:  # noqa: ARG002
         """Return why records of the partition must wait, if a broker refused something that they wait for."""
         if self.producer.is_valid or self._refusal is None:
@@ -210,9 +234,12 @@ class ProducerIdentity:
 
         Nothing follows a partition's first batch until that is acknowledged. A leader that does not know the producer
         accepts any first sequence. It could accept a second batch after it refused the first, and would then refuse the
-        first forever. The same holds for a retry, because its topic may have been deleted and created again. A batch
-        that is more than four after the oldest in flight must wait too: the leader would report a retry of the oldest
-        as out of order, and under a new number its records would be duplicated.
+        first forever. The same holds for the first batch to a new leader, which may have lost records or never had
+        them, for the first after a long pause, and for a retry, because its topic may have been deleted and created
+        again.
+
+        A batch that is more than four after the oldest in flight must wait too: the leader would report a retry of the
+        oldest as out of order, and under a new number its records would be duplicated.
         """
         if not self.producer.is_valid or self.last_error is not None:
             return True
@@ -222,7 +249,8 @@ class ProducerIdentity:
         if batch.has_sequence:
             return entry.in_flight[0] is not batch
         is_stale = entry.producer != self.producer
-        is_unsettled = is_stale or not entry.has_acknowledged or batch.topic_partition in self._unresolved
+        is_known = entry.is_known_to_leader(batch)
+        is_unsettled = is_stale or not is_known or batch.topic_partition in self._unresolved
         return is_unsettled or entry.in_flight[0].attempts > 0 or entry.is_window_full
 
     def on_drain(self, batch: ProducerBatch) -> None:
@@ -247,7 +275,7 @@ class ProducerIdentity:
         current = entry.producer
         # else the batch was given up, and the partition has begun a new epoch since
         if batch.producer_id == current.producer_id and batch.producer_epoch == current.epoch:
-            entry.acknowledge(batch.last_sequence)
+            entry.acknowledge(batch)
 
     def handle_split_batch(self, batch: ProducerBatch) -> None:
         """The parts of `batch` take its place in flight."""
@@ -416,3 +444,23 @@ class ClusterWatch:
         if before is None or self._cluster_id == before:
             return None
         return f"{one_line(str(cluster_id))} instead of {one_line(before)}"
+
+
+class TopicWatch:
+    """Notices that a topic was deleted and created again, by its id (KIP-516). Brokers before 2.8 give none."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, UUID] = {}
+        """Of every topic that was ever written to, as the sequence numbers."""
+        self._last: Mapping[str, UUID] = {}
+
+    def created_again(self, ids: Mapping[str, UUID]) -> Collection[str]:
+        """Return the topics of `ids` that had another id in an earlier call. Each turn asks, so it is cheap if `ids`
+        is the same object as in the last call.
+        """
+        if ids is self._last:
+            return ()
+        self._last = ids
+        again = [topic for topic, topic_id in ids.items() if self._known.get(topic, topic_id) != topic_id]
+        self._known.update(ids)
+        return again

@@ -26,7 +26,7 @@ from spark_kafka_sink.common.errors import (
     ProducerClosedError,
 )
 from spark_kafka_sink.common.texts import one_line
-from spark_kafka_sink.producer.idempotence import ClusterWatch, OutgoingRequest, ProducerIdentity
+from spark_kafka_sink.producer.idempotence import ClusterWatch, OutgoingRequest, ProducerIdentity, TopicWatch
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.partitioner import NodeAvailability
 from spark_kafka_sink.producer.produce_response import BatchOutcomes
@@ -45,6 +45,22 @@ _NO_WAIT: Final = (
     "A callback, or a log handler on the producer's own thread, cannot wait for {what}: that thread must fetch it. Send"
     " from another thread."
 )
+
+
+class _MetadataWatch:
+    """Notices brokers of another cluster, and topics that were created again: neither know the producer."""
+
+    def __init__(self) -> None:
+        self._cluster, self._topics = ClusterWatch(), TopicWatch()
+
+    def note(self, cache: MetadataCache, idempotence: Idempotence) -> None:
+        """Tell `idempotence` of changes since the last call."""
+        if change := self._cluster.change_to(cache.cluster_id):
+            leave_cluster(idempotence, change)
+        if topics := self._topics.created_again(cache.topic_ids):
+            identity = idempotence if isinstance(idempotence, ProducerIdentity) else idempotence.identity
+            identity.leaders_are_new(topics)
+
 
 LoadListener = Callable[[str, Mapping[int, int], int], None]
 """Called with (topic, queued batches of partitions with available brokers, number of partitions with a leader)."""
@@ -90,7 +106,7 @@ class Sender:
             delivery_timeout_ms=config.delivery_timeout_ms,
             guarantees_order=self._guarantees_order,
         )
-        self._cluster_watch = ClusterWatch()
+        self._metadata_watch = _MetadataWatch()
         self._on_wire: set[ProducerBatch] = set()
         """The batches in requests that the client will end."""
         self.has_ended = False
@@ -212,8 +228,7 @@ class Sender:
             self._telemetry_ms = self._telemetry.turn(self._client, now_ms)
         idempotence = self._idempotence
         if idempotence is not None:
-            if change := self._cluster_watch.change_to(self._metadata.cache.cluster_id):
-                leave_cluster(idempotence, change)
+            self._metadata_watch.note(self._metadata.cache, idempotence)
             if isinstance(idempotence, ProducerIdentity):
                 idempotence.maybe_resolve_sequences()
                 self._fail_refused_records(idempotence)

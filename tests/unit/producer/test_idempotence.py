@@ -300,10 +300,102 @@ def test_no_new_batch_follows_a_retry_to_a_recreated_topic() -> None:
     assert harness.values() == values(2)
 
 
+def to_a_leader_without_state(harness: ProducerHarness) -> None:
+    """Move the leader to node 1, which has the log without the producer: a replica whose retained log never had it, or
+    one that was elected although it was not in sync.
+    """
+    harness.cluster.move_leader(TOPIC, 0, 1)
+    harness.cluster.log(TOPIC, 0).forget_producers()
+    harness.metadata.request_update()
+
+
+def test_first_batch_to_a_new_leader_goes_alone() -> None:
+    """Bug: a leader that did not know the producer refused the first of several batches in flight, and appended the
+    second one. The first then came after it.
+    """
+    harness = warm(ONE_EACH, node_count=2)
+    to_a_leader_without_state(harness)
+    harness.run_for(500)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(NotEnoughReplicasError))
+    deliveries = send_all(harness, 4)
+    harness.settle()
+    assert errors(deliveries) == [None] * 4
+    assert harness.values() == values(4)
+
+
+def test_first_batch_after_a_long_pause_goes_alone() -> None:
+    """Bug: a leader that had forgotten the producer refused the first of several batches in flight, and appended the
+    second one. The first then came after it.
+    """
+    harness = warm(ONE_EACH)
+    harness.run_for(610_000)
+    harness.cluster.log(TOPIC, 0).forget_producers()
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(NotEnoughReplicasError))
+    deliveries = send_all(harness, 4)
+    harness.settle()
+    assert errors(deliveries) == [None] * 4
+    assert harness.values() == values(4)
+
+
+def test_no_batch_goes_to_a_new_leader_while_the_old_one_may_refuse_an_earlier_one() -> None:
+    """Bug: while a batch was in flight to the old leader, the new one, which did not know the producer, appended a
+    later batch. The earlier one then came after it.
+    """
+    refuse = faults.fail_with(NotLeaderOrFollowerError)
+    harness = warm(ONE_EACH, topics={TOPIC: 2}, node_count=2)
+    harness.cluster.on(ApiKey.PRODUCE, lambda *request: dataclasses.replace(refuse(*request), delay_ms=800))
+    deliveries = [harness.send(b"0", partition=0)]
+    harness.run_for(20)
+    to_a_leader_without_state(harness)
+    harness.run_for(200)
+    deliveries += [harness.send(b"%d" % index, partition=0) for index in range(1, 4)]
+    harness.settle()
+    assert errors(deliveries) == [None] * 4
+    assert harness.values() == values(4)
+
+
+@pytest.mark.parametrize("is_answer_lost", [False, True])
+def test_first_batch_to_a_recreated_topic_goes_alone(is_answer_lost: bool) -> None:
+    """Bug: the leader of the new topic refused the first of several batches in flight, and appended the second one. The
+    first then came after it, and the second again if its answer was lost.
+    """
+    harness = warm(ONE_EACH)
+    harness.cluster.delete_topic(TOPIC)
+    harness.cluster.create_topic(TOPIC)
+    harness.metadata.request_update()
+    harness.run_for(500)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(UnknownTopicOrPartitionError))
+    if is_answer_lost:
+        harness.cluster.on(ApiKey.PRODUCE, faults.close_after())
+    deliveries = send_all(harness, 4)
+    harness.settle()
+    assert errors(deliveries) == [None] * 4
+    assert harness.values() == values(4)
+
+
+def test_recreated_topic_gets_batches_in_flight_together_after_the_first() -> None:
+    harness = warm(ONE_EACH)
+    harness.cluster.delete_topic(TOPIC)
+    harness.cluster.create_topic(TOPIC)
+    harness.metadata.request_update()
+    harness.run_for(500)
+    send_all(harness, 1)
+    harness.settle()
+    harness.network.held.add(0)
+    send_all(harness, 5, start=1)
+    harness.run_for(200)
+    assert len(attempts(harness)) == 6
+    harness.network.held.clear()
+    harness.settle()
+    assert harness.values() == values(6)
+
+
 def test_retry_with_later_batches_in_flight_blocks_new_batches() -> None:
     harness = warm(ONE_EACH)
     identity = harness.identity
     first, behind_it, new = (ProducerBatch(PLACE, 0, 100, harness.now_ms) for _ in range(3))
+    for batch in (first, behind_it, new):
+        batch.leader_epoch = 0
     for batch in (first, behind_it):
         batch.append_row(None, b"v", (), 0, 50, None)
         identity.on_drain(batch)
@@ -560,6 +652,8 @@ def test_no_new_batch_follows_batches_behind_an_abandoned_one() -> None:
     harness.settle()
     identity = harness.identity
     given_up, behind_it, new = (ProducerBatch(PLACE, 0, 100, harness.now_ms) for _ in range(3))
+    for batch in (given_up, behind_it, new):
+        batch.leader_epoch = 0
     for batch in (given_up, behind_it):
         batch.append_row(None, b"v", (), 0, 50, None)
         assert not identity.must_wait(batch)

@@ -69,28 +69,50 @@ def test_other_batches_stay_in_flight_in_order() -> None:
     assert entry.in_flight == []
 
 
+def ending_at(last_sequence: int, leader_epoch: int | None = None, drained_ms: int = 0) -> ProducerBatch:
+    """Return a batch of one record."""
+    batch = batch_of(1)
+    batch.base_sequence, batch.leader_epoch, batch.drained_ms = last_sequence, leader_epoch, drained_ms
+    return batch
+
+
 def test_last_acknowledged_sequence_never_decreases() -> None:
     entry = entry_at()
     assert not entry.has_acknowledged
-    entry.acknowledge(4)
-    entry.acknowledge(2)
+    entry.acknowledge(ending_at(4))
+    entry.acknowledge(ending_at(2))
     assert entry.has_acknowledged
     assert entry.last_acked_sequence == 4
 
 
 def test_acknowledgements_move_on_across_the_wrap() -> None:
     entry = entry_at()
-    entry.acknowledge(MAX_SEQUENCE - 1)
-    entry.acknowledge(2)
+    entry.acknowledge(ending_at(MAX_SEQUENCE - 1))
+    entry.acknowledge(ending_at(2))
     assert entry.last_acked_sequence == 2
-    entry.acknowledge(MAX_SEQUENCE)
+    entry.acknowledge(ending_at(MAX_SEQUENCE))
     assert entry.last_acked_sequence == 2
+
+
+@pytest.mark.parametrize(
+    ("leader_epoch", "created_ms", "is_known"),
+    [(3, 100, True), (3, 600_049, True), (3, 600_050, False), (4, 100, False), (2, 100, False), (None, 100, False)],
+)
+def test_leader_knows_the_producer_by_its_own_recent_acknowledgement(
+    leader_epoch: int | None, created_ms: int, is_known: bool
+) -> None:
+    entry = entry_at()
+    batch = batch_of(1)
+    batch.leader_epoch, batch.created_ms = leader_epoch, created_ms
+    assert not entry.is_known_to_leader(batch)
+    entry.acknowledge(ending_at(4, leader_epoch=3, drained_ms=50))
+    assert entry.is_known_to_leader(batch) is is_known
 
 
 def test_new_epoch_numbers_batches_in_flight_from_0() -> None:
     entry = entry_at(40)
     first, second = taken(entry, 3, 2)
-    entry.acknowledge(39)
+    entry.acknowledge(ending_at(39))
     entry.start_at_beginning(ProducerIdAndEpoch(7, 2), is_transactional=False)
     assert [(batch.producer_epoch, batch.base_sequence) for batch in (first, second)] == [(2, 0), (2, 3)]
     assert first.sequence_has_been_reset
