@@ -22,6 +22,7 @@ from spark_kafka_sink.common.texts import one_line
 from spark_kafka_sink.protocol.metadata import MetadataRequest
 from spark_kafka_sink.protocol.versions import Message, Request
 
+_GAPS: Final = "The answer leaves out some of its partitions, so their number is not known."
 _MOST_NAMED: Final = 10
 """Topics or partitions that one line of the log names."""
 
@@ -231,7 +232,11 @@ def _log_errors(update: MetadataResponse, asked: MetadataRequest, logged: str) -
         }
     text = ""
     if errors:
-        named = [f"topic {one_line(topic)}: {error}" for topic, error in islice(errors.items(), _MOST_NAMED)]
+        gaps = {topic.name for topic in update.topics if topic.has_gaps}
+        named = [
+            f"topic {one_line(topic)}: {_GAPS if topic in gaps else error}"
+            for topic, error in islice(errors.items(), _MOST_NAMED)
+        ]
         named += [f"and {len(errors) - _MOST_NAMED} more topics."] if len(errors) > _MOST_NAMED else []
         is_missing = any(isinstance(error, UnknownTopicOrPartitionError) for error in errors.values())
         hint = " If the brokers are creating it, this passes." if is_missing else ""

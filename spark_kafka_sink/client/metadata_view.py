@@ -24,6 +24,7 @@ from spark_kafka_sink.protocol.versions import Message
 _FIRST_VERSION_WITH_RELIABLE_EPOCHS: Final = 9
 """Before this version a broker may return an epoch that it has not caught up with (KAFKA-7738)."""
 _ZERO_ID: Final = UUID(int=0)
+_NO_LEADER: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class TopicMetadata:
     error_code: int = 0
     topic_id: UUID | None = None
     partitions: tuple[PartitionMetadata, ...] = ()
+    has_gaps: bool = False
+    """A partition below the highest one is missing, so the number of partitions is not known. Keys would go to wrong
+    partitions. It counts as LEADER_NOT_AVAILABLE.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +85,16 @@ def _known(value: int, unknown: int) -> int | None:
 
 def _topic(topic: Message) -> TopicMetadata:
     topic_id = getattr(topic, "topic_id", None)
+    error_code = int(topic.error_code)
+    partitions = tuple(_partition(str(topic.name), partition) for partition in topic.partitions)
+    numbers = {partition.topic_partition.partition for partition in partitions}
+    has_gaps = not error_code and len(numbers) != max(numbers, default=-1) + 1
     return TopicMetadata(
         name=str(topic.name),
-        error_code=int(topic.error_code),
+        error_code=_NO_LEADER if has_gaps else error_code,
         topic_id=topic_id if topic_id is not None and topic_id != _ZERO_ID else None,
-        partitions=tuple(_partition(str(topic.name), partition) for partition in topic.partitions),
+        partitions=partitions,
+        has_gaps=has_gaps,
     )
 
 

@@ -45,6 +45,8 @@ class ProducerMetadata(Metadata):
         self._clock = clock
         self._expiry_ms: dict[str, int] = {}
         self._new_topics: set[str] = set()
+        self._asked_for: frozenset[str] = frozenset()
+        """The topics of the last request. A broker may leave some of them out of its answer."""
         self._error_codes: dict[str, int] = {}
         """The error of each topic in the last response that names it."""
 
@@ -110,10 +112,14 @@ class ProducerMetadata(Metadata):
     # ---- what the base class asks, with the lock held ----------------------------------------------------------------
 
     def new_metadata_request_builder(self) -> MetadataRequest:
-        return MetadataRequest(topics=tuple(sorted(self._expiry_ms)), allow_auto_topic_creation=True)
+        return self._request_for(self._expiry_ms)
 
     def new_metadata_request_builder_for_new_topics(self) -> MetadataRequest | None:
-        return MetadataRequest(topics=tuple(sorted(self._new_topics)), allow_auto_topic_creation=True)
+        return self._request_for(self._new_topics)
+
+    def _request_for(self, topics: Iterable[str]) -> MetadataRequest:
+        self._asked_for = frozenset(topics)
+        return MetadataRequest(topics=tuple(sorted(self._asked_for)), allow_auto_topic_creation=True)
 
     def retain_topic(self, topic: str, now_ms: int) -> bool:
         expiry_ms = self._expiry_ms.get(topic)
@@ -128,7 +134,7 @@ class ProducerMetadata(Metadata):
         with self._lock:
             super().update(request_version, response, is_partial, now_ms)
             answered = {topic.name for topic in response.topics}
-            self._new_topics -= answered
+            self._new_topics -= answered | self._asked_for
             kept = [item for item in self._error_codes.items() if is_partial and item[0] not in answered]
             self._error_codes = {**dict(kept), **dict(response.error_codes())}
             self.condition.notify_all()

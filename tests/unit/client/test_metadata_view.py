@@ -19,7 +19,7 @@ VERSIONS = SUPPORTED_VERSIONS[ApiKey.METADATA]
 def parse(version: int, **changes: Any) -> MetadataResponse:
     partition = {
         "error_code": ErrorCode.leader_not_available,
-        "partition_index": 2, "leader_id": -1, "leader_epoch": -1, "replica_nodes": (1, 2),
+        "partition_index": 0, "leader_id": -1, "leader_epoch": -1, "replica_nodes": (1, 2),
         "isr_nodes": (1,), "offline_replicas": (2,),
     }  # fmt: skip
     values = {
@@ -52,7 +52,7 @@ def test_every_version_gives_the_same_values_that_it_has(version: int) -> None:
     (topic,) = answer.topics
     assert (topic.name, topic.error_code) == ("t", 0)
     assert topic.topic_id == (TOPIC_ID if version >= 10 else None)
-    where = TopicPartition("t", 2)
+    where = TopicPartition("t", 0)
     assert topic.partitions == (
         PartitionMetadata(where, None, None, (1, 2), (1,), offline, 5),
         PartitionMetadata(where, 1, 4 if has_epoch else None, (1, 2), (1,), offline, 0),
@@ -70,6 +70,22 @@ def test_unknown_values_are_none() -> None:
     assert answer.controller is None
     assert answer.topics[0].topic_id is None
     assert list(answer.error_codes()) == [("t", 3)]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "has_gaps"),
+    [((), False), ((0,), False), ((1, 0), False), ((0, 0, 1), False), ((1,), True), ((0, 2), True), ((-1, 0), True)],
+)
+def test_topic_with_a_missing_partition_counts_as_one_without_leader(numbers: tuple[int, ...], has_gaps: bool) -> None:
+    partitions = [{"error_code": 0, "partition_index": number, "leader_id": 1} for number in numbers]
+    (topic,) = parse(12, topics=[{"error_code": 0, "name": "t", "partitions": partitions}]).topics
+    assert (topic.has_gaps, topic.error_code) == (has_gaps, 5 if has_gaps else 0)
+
+
+def test_refused_topic_keeps_its_error() -> None:
+    partitions = [{"error_code": 0, "partition_index": 7, "leader_id": 1}]
+    (topic,) = parse(12, topics=[{"error_code": 29, "name": "t", "partitions": partitions}]).topics
+    assert (topic.has_gaps, topic.error_code) == (False, 29)
 
 
 def test_zero_topic_id_means_no_id() -> None:

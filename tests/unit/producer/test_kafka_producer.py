@@ -168,6 +168,26 @@ def test_key_decides_the_partition_unless_it_is_ignored() -> None:
     assert len({d.metadata.partition for d in deliveries if d.metadata}) == 1
 
 
+@pytest.mark.parametrize("shown", [[0, 2, 3, 4], [0, 4], [1], [-1, 0, 1, 2, 3]])
+def test_metadata_with_missing_partitions_moves_no_key(shown: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    """Bug: an answer that left a partition out made the topic smaller, and keys went to other partitions."""
+
+    def show(values: dict[str, Any]) -> dict[str, Any]:
+        for topic in values["topics"]:
+            numbered = {each["partition_index"]: each for each in topic["partitions"]}
+            some = next(iter(numbered.values()))
+            topic["partitions"] = [numbered.get(index, {**some, "partition_index": index}) for index in shown]
+        return values
+
+    harness = ProducerHarness(AT_ONCE, topics={TOPIC: 5})
+    harness.cluster.on(ApiKey.METADATA, faults.change(show), times=2)
+    keys = [b"%d" % index for index in range(20)]
+    deliveries = [harness.send(b"v", key=key) for key in keys]
+    harness.settle()
+    assert [d.metadata.partition for d in deliveries if d.metadata] == [partition_for_key(key, 5) for key in keys]
+    assert f"topic {TOPIC}: The answer leaves out some of its partitions" in caplog.text
+
+
 def test_given_partition_wins_over_the_key() -> None:
     harness = warm(topics={TOPIC: 5})
     other = (partition_for_key(b"k", 5) + 1) % 5
@@ -394,6 +414,22 @@ def test_missing_topic_fails_at_max_block_ms() -> None:
     assert "Topic missing" in str(delivery.error)
     assert "max.block.ms=2000" in str(delivery.error)
     assert 2_000 <= harness.now_ms - delivery.sent_ms <= 2_100
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_topic_missing_in_each_answer_is_asked_for_with_pauses(is_first: bool) -> None:
+    """Bug: a send asked again as soon as an answer had come without its topic, thousands of times in max.block.ms."""
+    settings = {**AT_ONCE, "max.block.ms": "10000"}
+    harness = ProducerHarness(settings) if is_first else warm(settings)
+    leave_out = faults.change(lambda values: {**values, "topics": [t for t in values["topics"] if t["name"] == TOPIC]})
+    harness.cluster.on(ApiKey.METADATA, leave_out, times=None)
+    assert isinstance(harness.send(topic="left-out").error, KafkaTimeoutError)
+    assert len(harness.cluster.requests_of(ApiKey.METADATA)) < 25
+    harness.cluster.scripts.clear()
+    harness.cluster.create_topic("left-out", 1)
+    delivery = harness.send(topic="left-out")
+    harness.settle()
+    assert delivery.error is None
 
 
 @pytest.mark.parametrize(
