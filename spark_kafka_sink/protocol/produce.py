@@ -16,7 +16,7 @@ from spark_kafka_sink.common.errors import ProtocolError
 from spark_kafka_sink.protocol.building import VersionedRequest
 from spark_kafka_sink.protocol.framing import MAX_FRAME, SIZE_BYTES, RecordChunks
 from spark_kafka_sink.protocol.layout import write_varint
-from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, Message
+from spark_kafka_sink.protocol.versions import PURPOSE_OF_TRANSACTION_V2, SUPPORTED_VERSIONS, ApiKey, Message
 
 _API_KEY: Final = 0
 _FIRST_FLEXIBLE: Final = 9
@@ -26,7 +26,7 @@ _TOP: Final = struct.Struct(">ihhi")
 _ACKS_AND_TIMEOUT: Final = struct.Struct(">hi")
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
-_LAST_PRODUCE_OF_TRANSACTION_V1 = 11
+_FIRST_PRODUCE_OF_TRANSACTION_V2 = 12
 _FIRST_PRODUCE_WITH_ZSTD = 7
 
 
@@ -35,8 +35,8 @@ class ProduceRequest(VersionedRequest):
     """Record batches by topic and partition.
 
     `acks` is -1, 0 or 1. `transaction_version` (KIP-890) matters only with a transactional id: under 1, a broker must
-    not read version 12 as permission to add partitions to the transaction. `has_zstd` keeps the request from brokers
-    that cannot read zstd (KIP-110).
+    not read version 12 as permission to add partitions to the transaction. Under 2, an older version would write
+    records that are in no transaction. `has_zstd` keeps the request from brokers that cannot read zstd (KIP-110).
     """
 
     api_key: ClassVar[ApiKey] = ApiKey.PRODUCE
@@ -49,16 +49,20 @@ class ProduceRequest(VersionedRequest):
 
     @property
     def oldest_version(self) -> int:
+        if self.transactional_id is not None and self.transaction_version >= 2:
+            return _FIRST_PRODUCE_OF_TRANSACTION_V2
         return _FIRST_PRODUCE_WITH_ZSTD if self.has_zstd else SUPPORTED_VERSIONS[ApiKey.PRODUCE].oldest
 
     @property
     def purpose(self) -> str:
+        if self.oldest_version == _FIRST_PRODUCE_OF_TRANSACTION_V2:
+            return PURPOSE_OF_TRANSACTION_V2
         return "compression.type=zstd" if self.has_zstd else ""
 
     @property
     def latest_version(self) -> int:
         if self.transactional_id is not None and self.transaction_version < 2:
-            return _LAST_PRODUCE_OF_TRANSACTION_V1
+            return _FIRST_PRODUCE_OF_TRANSACTION_V2 - 1
         return SUPPORTED_VERSIONS[ApiKey.PRODUCE].latest
 
     def build(self, version: int) -> Message:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from spark_kafka_sink.protocol.building import VersionedRequest
-from spark_kafka_sink.protocol.versions import SUPPORTED_VERSIONS, ApiKey, Message
+from spark_kafka_sink.protocol.versions import PURPOSE_OF_TRANSACTION_V2, SUPPORTED_VERSIONS, ApiKey, Message
 
 _FIRST_INIT_OF_HELD_ID = 3
 _LAST_END_TXN_OF_TRANSACTION_V1 = 4
-_LAST_TXN_OFFSET_COMMIT_OF_TRANSACTION_V1 = 4
+_FIRST_TXN_OFFSET_COMMIT_OF_TRANSACTION_V2 = 5
 _FIRST_TXN_OFFSET_COMMIT_WITH_MEMBER = 3
 _EXACTLY_ONCE = "delivery.guarantee=exactly-once"
 
@@ -139,12 +139,16 @@ class TxnOffsetCommitRequest(_OfProducer):
 
     @property
     def oldest_version(self) -> int:
+        if self.transaction_version >= 2:  # older ones do not add the group to the transaction
+            return _FIRST_TXN_OFFSET_COMMIT_OF_TRANSACTION_V2
         if self._names_member:
             return _FIRST_TXN_OFFSET_COMMIT_WITH_MEMBER
         return SUPPORTED_VERSIONS[ApiKey.TXN_OFFSET_COMMIT].oldest
 
     @property
     def purpose(self) -> str:
+        if self.transaction_version >= 2:
+            return PURPOSE_OF_TRANSACTION_V2
         return "send_offsets_to_transaction with a group's member" if self._names_member else ""
 
     @property
@@ -153,7 +157,9 @@ class TxnOffsetCommitRequest(_OfProducer):
 
     @property
     def latest_version(self) -> int:
-        return _latest(ApiKey.TXN_OFFSET_COMMIT, self.transaction_version, _LAST_TXN_OFFSET_COMMIT_OF_TRANSACTION_V1)
+        return _latest(
+            ApiKey.TXN_OFFSET_COMMIT, self.transaction_version, _FIRST_TXN_OFFSET_COMMIT_OF_TRANSACTION_V2 - 1
+        )
 
     def build(self, version: int) -> Message:
         topics = [

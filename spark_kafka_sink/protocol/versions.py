@@ -98,6 +98,8 @@ SUPPORTED_VERSIONS: Final[Mapping[ApiKey, VersionRange]] = {
 }
 
 
+PURPOSE_OF_TRANSACTION_V2: Final = "A transaction in a cluster with transaction.version=2"
+"""Each broker of such a cluster can do it. A proxy in front of the brokers may not."""
 _MS: Final = timedelta(milliseconds=1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -346,6 +347,25 @@ def test_a_broker_too_old_for_transactions_is_fatal() -> None:
     harness.send(b"a", partition=0)
     with pytest.raises(UnsupportedVersionError):
         harness.producer.commit_transaction()
+    assert harness.producer.has_failed
+
+
+@pytest.mark.parametrize("api_key", [ApiKey.PRODUCE, ApiKey.TXN_OFFSET_COMMIT])
+def test_transaction_of_version_2_is_not_written_in_a_version_of_1(api_key: ApiKey) -> None:
+    """Bug: behind a proxy that hides the newest versions, brokers of version 2 got requests of version 1. These add
+    nothing to the transaction: the broker refused each one, or wrote records that no commit made visible.
+    """
+    harness = TransactionHarness(2)
+    harness.cluster.versions = {**harness.cluster.versions, api_key: (0, 11 if api_key is ApiKey.PRODUCE else 4)}
+    harness.producer.init_transactions()
+    harness.producer.begin_transaction()
+    harness.send(b"a", partition=0)
+    end = harness.producer.commit_transaction
+    if api_key is ApiKey.TXN_OFFSET_COMMIT:
+        end = partial(harness.producer.send_offsets_to_transaction, OFFSETS, GROUP)
+    with pytest.raises(UnsupportedVersionError, match=r"transaction\.version=2 needs Kafka 4\.0 or newer"):
+        end()
+    assert harness.cluster.requests_of(api_key) == []
     assert harness.producer.has_failed
 
 

@@ -63,6 +63,7 @@ REQUESTS: list[Request] = [
     AddOffsetsToTxnRequest("txn", 7, 1, "group"),
     EndTxnRequest("txn", 7, 1, committed=True),
     TxnOffsetCommitRequest("txn", 7, 1, "group", {"t": [OffsetToCommit(0, 55, "m", leader_epoch=3)]}),
+    TxnOffsetCommitRequest("txn", 7, 1, "group", {"t": [OffsetToCommit(0, 55)]}, transaction_version=1),
     SaslHandshakeRequest("SCRAM-SHA-512"),
     SaslAuthenticateRequest(b"secret"),
     DescribeTransactionsRequest(("txn",)),
@@ -183,7 +184,7 @@ def test_zstd_needs_a_broker_that_can_read_it() -> None:
     [({}, 0), ({"generation_id": 3}, 3), ({"member_id": "m"}, 3), ({"group_instance_id": "i"}, 3)],
 )
 def test_offsets_of_a_member_need_a_broker_that_fences(member: dict[str, Any], oldest: int) -> None:
-    request = TxnOffsetCommitRequest("txn", 7, 1, "group", {}, **member)
+    request = TxnOffsetCommitRequest("txn", 7, 1, "group", {}, **member, transaction_version=1)
     assert request.oldest_version == oldest
     assert bool(request.purpose) == bool(member)
 
@@ -201,6 +202,24 @@ def test_transaction_version_1_avoids_request_versions_of_version_2(
 ) -> None:
     assert of_version(1).latest_version == under_1
     assert of_version(2).latest_version == under_2
+
+
+@pytest.mark.parametrize(
+    "of_version",
+    [
+        lambda v: ProduceRequest(-1, 1, {}, "txn", transaction_version=v, has_zstd=True),
+        lambda v: TxnOffsetCommitRequest("txn", 1, 1, "g", {}, member_id="m", transaction_version=v),
+    ],
+)
+def test_requests_that_add_to_a_transaction_of_version_2_have_no_older_version(of_version: Any) -> None:
+    """A broker adds nothing to the transaction for an older one. EndTxn has no such limit: it must always be possible
+    to end what is open.
+    """
+    assert of_version(2).oldest_version == of_version(2).latest_version == of_version(1).latest_version + 1
+    assert "transaction.version=2" in of_version(2).purpose
+    assert of_version(1).oldest_version < of_version(1).latest_version
+    assert "transaction.version" not in of_version(1).purpose
+    assert EndTxnRequest("txn", 1, 1, True).oldest_version == 0
 
 
 def test_without_transactional_id_the_transaction_version_does_not_matter() -> None:
