@@ -29,6 +29,7 @@ from spark_kafka_sink.common.errors import (
     RecordTooLargeError,
     RequestTimedOutError,
     UnknownProducerIdError,
+    UnknownTopicOrPartitionError,
     error_for_code,
 )
 from spark_kafka_sink.common.texts import one_line
@@ -58,6 +59,7 @@ the leader.
 """
 
 
+_CONTRADICTION: Final = "The answer names the partition more than once, with different outcomes."
 _AFTER_FAULT: Final = "The records may or may not be in the log. Close this producer and make another."
 
 
@@ -335,6 +337,9 @@ class BatchOutcomes:
         if cluster.partition_info(topic_partition) is not None:
             return "the partition has no leader"
         count = cluster.partition_count_for_topic(topic_partition.topic)
+        said = self._metadata.topic_error(topic_partition.topic)
+        if not count and said is not None and not isinstance(said, UnknownTopicOrPartitionError):
+            return f"the brokers gave no metadata: {said}"
         return f"the topic has {count} partitions now" if count else "the cluster does not show the topic any more"
 
 
@@ -409,7 +414,7 @@ def _log_errors(node: str, refused: Mapping[TopicPartition, PartitionOutcome]) -
 
 
 def _outcomes(body: Message) -> dict[TopicPartition, PartitionOutcome]:
-    """Return the outcomes in a ProduceResponse of any version."""
+    """Return the outcomes in a ProduceResponse of any version. A partition with two different ones has none of them."""
     outcomes: dict[TopicPartition, PartitionOutcome] = {}
     for topic in body.responses:
         name = str(topic.name)
@@ -419,8 +424,19 @@ def _outcomes(body: Message) -> dict[TopicPartition, PartitionOutcome]:
             else:
                 stamped_ms = _to_epoch_ms(partition.log_append_time)
                 outcome = PartitionOutcome(None, int(partition.base_offset), stamped_ms)
-            outcomes[TopicPartition(name, int(partition.index))] = outcome
+            place = TopicPartition(name, int(partition.index))
+            other = outcomes.get(place)
+            if other is not None and not _agree(outcome, other):
+                outcome = PartitionOutcome(error=DisconnectError(_CONTRADICTION, topic_partition=place))
+            outcomes[place] = outcome
     return outcomes
+
+
+def _agree(one: PartitionOutcome, other: PartitionOutcome) -> bool:
+    """Return whether both say the same: the same error, or the same offset."""
+    if one.error is None or other.error is None:
+        return one.error is other.error and one.base_offset == other.base_offset
+    return one.error.error_code == other.error.error_code
 
 
 def _refusal(partition: Message) -> PartitionOutcome:

@@ -22,7 +22,7 @@ class CurrentTransaction:
         self.is_resumed = False
         """Another producer began it."""
         self.is_in_doubt = False
-        """It may have started: the request that may have started it was not answered."""
+        """It may have started: an attempt of the request that starts it was not answered."""
         self.has_gap = False
         """A batch of this epoch was lost, or a request may still arrive. Under version 1 the next transaction takes the
         next epoch.

@@ -55,6 +55,7 @@ NOTHING_ADDED: Final = frozenset({3, 55})
 _COMMIT_FAILED: Final = frozenset({22, 25})
 """ILLEGAL_GENERATION and UNKNOWN_MEMBER_ID. Of the requests here only TxnOffsetCommit gets these answers."""
 _LEFT_OUT: Final = "The answer does not mention it."
+_NO_ID: Final = "The answer has no producer id."
 _OFFSET_NOT_GRANTED: Final = "Not authorized for the topic that the offset is of: grant READ on it."
 _MOST_COORDINATORS: Final = 10_000
 """Tasks of batch writes without a prefix have new transactional ids and groups each time."""
@@ -266,8 +267,6 @@ class TransactionRequest:
     result: OperationResult
     attempts: int = field(default=0)
     not_before_ms: int = field(default=0)
-    is_in_doubt: bool = field(default=False)
-    """An attempt was not answered, and may have taken effect."""
 
     @property
     def api(self) -> str:
@@ -313,14 +312,15 @@ def init_producer_id(
 ) -> TransactionRequest:
     """Ask for a producer id. With a valid `producer` ask for its next epoch instead (KIP-360)."""
     request = InitProducerIdRequest(transactional_id, transaction_timeout_ms, *producer)
-    return TransactionRequest(
-        Priority.INIT_PRODUCER_ID,
-        request,
-        (TRANSACTION, transactional_id),
-        _own_error(f"transactional.id {transactional_id}"),
-        succeeded,
-        result,
-    )
+    place = f"transactional.id {transactional_id}"
+    own_error = _own_error(place)
+
+    def refusals(body: Message) -> Iterable[Refusal]:
+        lacks_id = not body.error_code and body.producer_id < 0
+        return [Refusal(COORDINATOR_NOT_AVAILABLE, place, _NO_ID)] if lacks_id else own_error(body)
+
+    coordinator = (TRANSACTION, transactional_id)
+    return TransactionRequest(Priority.INIT_PRODUCER_ID, request, coordinator, refusals, succeeded, result)
 
 
 def add_partitions(
@@ -336,11 +336,11 @@ def add_partitions(
     request = AddPartitionsToTxnRequest(transaction.transactional_id, *transaction.producer, topics)
 
     def refusals(body: Message) -> Iterable[Refusal]:
-        codes = {
-            TopicPartition(str(topic.name), int(partition.partition_index)): int(partition.partition_error_code)
+        codes = _by_place(
+            (TopicPartition(str(topic.name), int(partition.partition_index)), int(partition.partition_error_code))
             for topic in body.results_by_topic_v3_and_below
             for partition in topic.results_by_partition
-        }
+        )
         refused = [Refusal(code, str(place)) for place, code in codes.items() if code]
         return refused + _left_out(asked, codes)
 
@@ -395,11 +395,11 @@ def txn_offset_commit(
     )
 
     def refusals(body: Message) -> Iterable[Refusal]:
-        codes = {
-            TopicPartition(str(topic.name), int(partition.partition_index)): int(partition.error_code)
+        codes = _by_place(
+            (TopicPartition(str(topic.name), int(partition.partition_index)), int(partition.error_code))
             for topic in body.topics
             for partition in topic.partitions
-        }
+        )
         refused = [
             Refusal(
                 code,
@@ -438,6 +438,14 @@ def _own_error(place: str) -> Callable[[Message], Iterable[Refusal]]:
         return [Refusal(int(body.error_code), place)] if body.error_code else []
 
     return refusals
+
+
+def _by_place(answers: Iterable[tuple[TopicPartition, int]]) -> dict[TopicPartition, int]:
+    """Return the code of each partition. Of a partition that is named more than once, an error counts."""
+    codes: dict[TopicPartition, int] = {}
+    for place, code in answers:
+        codes[place] = code or codes.get(place, 0)
+    return codes
 
 
 def _left_out(asked: Iterable[TopicPartition], answered: Container[TopicPartition]) -> list[Refusal]:

@@ -548,7 +548,8 @@ class TransactionManager:
             if body is None:  # a copy may still arrive, also of a request that nothing waits for
                 self.pending.last_loss = "A broker was disconnected before it answered."
                 self._current.has_gap |= request.may_be_late
-                request.is_in_doubt = True
+                if request.adds_to_transaction:
+                    self._current.may_have_started()
             if self.has_fatal_error or request.result.is_done:
                 return
             if body is None:
@@ -565,8 +566,6 @@ class TransactionManager:
     def _on_refusal(self, request: TransactionRequest, refusal: Refusal, node_id: str, now_ms: int) -> None:
         action, error = refusal.action, refusal.error(request.api, node_id)
         if self.machine.is_lost and request.adds_to_transaction and refusal.error_code in requests.NOTHING_ADDED:
-            if request.is_in_doubt:
-                self._current.may_have_started()
             request.result.finish(error)  # the abort needs no answer, and the topic may never come back
             return
         is_end = request.priority is Priority.END_TXN

@@ -221,6 +221,18 @@ def test_acks_0_is_done_when_it_is_sent() -> None:
     assert harness.memory_in_use == 0
 
 
+def test_records_for_a_topic_without_metadata_expire_with_the_brokers_reason() -> None:
+    """Bug: the error of records whose topic is not granted any more said that the cluster does not show the topic."""
+    harness = warm(SHORT, topics={TOPIC: 2}, node_count=2)
+    harness.cluster.on(ApiKey.METADATA, faults.refuse_topic(TOPIC, TopicAuthorizationError), times=None)
+    harness.network.refusing.add(1)
+    harness.network.cut(1)
+    delivery = harness.send(b"a", partition=1)
+    harness.settle()
+    assert isinstance(delivery.error, KafkaTimeoutError)
+    assert "the brokers gave no metadata: Topic flights: Not authorized for the topic: grant" in str(delivery.error)
+
+
 def test_batch_without_leader_requests_metadata_until_one_exists() -> None:
     harness = warm()
     harness.cluster.move_leader(TOPIC, 0, NO_LEADER)
@@ -493,6 +505,37 @@ def test_a_partition_left_out_of_an_answer_is_sent_again() -> None:
     assert [delivery.error for delivery in deliveries] == [None, None]
     assert (harness.values(partition=0), harness.values(partition=1)) == ([b"a"], [b"b"])
     assert harness.cluster.log(TOPIC, 0).duplicates == 1
+
+
+@pytest.mark.parametrize("last", [0, ErrorCode.not_enough_replicas])
+def test_partition_with_two_outcomes_in_an_answer_is_sent_again(last: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Bug: the last outcome counted. A refusal before it was lost, and a record that no log had was acknowledged."""
+
+    def refuse_and_acknowledge(cluster: ScriptedCluster, exchange: Exchange, proceed: Callable[[], Answer]) -> Answer:
+        answer = faults.fail_with(NotEnoughReplicasError)(cluster, exchange, proceed)
+        assert answer.values is not None
+        for topic in answer.values["responses"]:
+            taken = [{**each, "error_code": 0, "base_offset": 5} for each in topic["partition_responses"]]
+            topic["partition_responses"] = [*topic["partition_responses"], *taken][:: 1 if last == 0 else -1]
+        return answer
+
+    harness = warm()
+    harness.cluster.on(ApiKey.PRODUCE, refuse_and_acknowledge)
+    delivery = harness.send(b"a")
+    harness.settle()
+    assert delivery.error is None
+    assert harness.values() == [b"a"]
+    assert len(produce_attempts(harness)) == 2
+    assert "names the partition more than once, with different outcomes" in caplog.text
+
+
+def test_partition_twice_in_an_answer_with_one_outcome_is_acknowledged() -> None:
+    harness = warm()
+    harness.cluster.on(ApiKey.PRODUCE, answer_of(lambda partitions: [*partitions, *partitions]))
+    delivery = harness.send(b"a")
+    harness.settle()
+    assert delivery.error is None
+    assert len(produce_attempts(harness)) == 1
 
 
 def test_answer_for_an_unsent_partition_is_logged_and_ignored(

@@ -334,7 +334,9 @@ def test_request_for_a_producer_id_has_the_present_one() -> None:
     assert list(request.refusals(answer(ApiKey.INIT_PRODUCER_ID, 4, values))) == [
         Refusal(ErrorCode.producer_fenced, "transactional.id t")
     ]
-    assert list(request.refusals(answer(ApiKey.INIT_PRODUCER_ID, 4, values | {"error_code": 0}))) == []
+    (without_id,) = request.refusals(answer(ApiKey.INIT_PRODUCER_ID, 4, values | {"error_code": 0}))
+    assert without_id.action is requests.Action.FIND_COORDINATOR
+    assert list(request.refusals(answer(ApiKey.INIT_PRODUCER_ID, 4, {"error_code": 0, "producer_id": 0}))) == []
 
 
 def test_partitions_are_added_by_topic_and_refused_one_by_one() -> None:

@@ -19,6 +19,8 @@ from spark_kafka_sink.common.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
     IllegalStateError,
+    InvalidPidMappingError,
+    KafkaError,
     KafkaTimeoutError,
     NotCoordinatorError,
     ProducerFencedError,
@@ -93,6 +95,46 @@ def test_a_coordinator_that_is_loading_is_not_looked_up_again(step: str, error_c
 def test_partition_missing_in_an_answer_is_requested_again(version: int, api_key: int, answer: dict[str, Any]) -> None:
     harness = TransactionHarness(version).started()
     harness.cluster.on(api_key, lambda *_: Answer(answer))
+    delivery = harness.send(b"v", partition=0)
+    harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
+    harness.producer.commit_transaction()
+    assert len(harness.cluster.requests_of(api_key)) == 2
+    assert delivery.error is None
+    assert harness.committed() == [b"v"]
+    assert harness.offsets()
+
+
+@both_versions
+def test_answer_without_a_producer_id_is_requested_again(version: int) -> None:
+    """Bug: `init_transactions` took the answer as a success. Records then waited for an id until they expired."""
+    harness = TransactionHarness(version)
+    answer = {"throttle_time": 0, "error_code": 0, "producer_id": -1, "producer_epoch": -1}
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, lambda *_: Answer(answer))
+    harness.producer.init_transactions()
+    assert len(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) == 2
+    finish(harness)
+
+
+@pytest.mark.parametrize(
+    ("version", "api_key", "topics", "partitions", "code"),
+    [
+        (
+            1, ApiKey.ADD_PARTITIONS_TO_TXN, "results_by_topic_v3_and_below", "results_by_partition",
+            "partition_error_code",
+        ),
+        (1, ApiKey.TXN_OFFSET_COMMIT, "topics", "partitions", "error_code"),
+        (2, ApiKey.TXN_OFFSET_COMMIT, "topics", "partitions", "error_code"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("last", [0, 14])
+def test_refusal_counts_of_a_partition_that_is_twice_in_an_answer(
+    version: int, api_key: int, topics: str, partitions: str, code: str, last: int
+) -> None:
+    """Bug: the last code counted. Offsets that were refused before it were reported as committed."""
+    both = [{"partition_index": 0, code: 14}, {"partition_index": 0, code: 0}]
+    twice = {"name": TOPIC, partitions: both if last == 0 else both[::-1]}
+    harness = TransactionHarness(version).started()
+    harness.cluster.on(api_key, lambda *_: Answer({"throttle_time": 0, topics: [twice]}))
     delivery = harness.send(b"v", partition=0)
     harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
     harness.producer.commit_transaction()
@@ -295,6 +337,26 @@ def test_abort_during_add_partitions_leaves_nothing_open(fault: faults.Hook) -> 
     assert delivery.error is not None
     assert harness.coordinated.state in {"CompleteAbort", "Empty"}
     assert harness.cluster.requests_of(ApiKey.PRODUCE) == []
+    harness.run_for(2_000)
+    finish(harness)
+
+
+@pytest.mark.parametrize("fault", [faults.close_after(), faults.close_before()])
+@pytest.mark.parametrize("error_class", [TopicAuthorizationError, InvalidPidMappingError])
+def test_abort_after_a_lost_answer_and_a_refusal_leaves_nothing_open(
+    fault: faults.Hook, error_class: type[KafkaError]
+) -> None:
+    """Bug: a permission was taken away after the lost answer. The abort sent nothing, and the transaction stayed open
+    at its coordinator, whose timeout then fenced the producer in a later one.
+    """
+    harness = TransactionHarness(1).started()
+    harness.cluster.on(ApiKey.ADD_PARTITIONS_TO_TXN, fault)
+    harness.cluster.on(ApiKey.ADD_PARTITIONS_TO_TXN, faults.fail_with(error_class))
+    delivery = harness.send(b"a", partition=0)
+    harness.settle()
+    assert isinstance(delivery.error, error_class)
+    harness.producer.abort_transaction()
+    assert harness.coordinated.state in {"CompleteAbort", "Empty"}
     harness.run_for(2_000)
     finish(harness)
 
