@@ -245,7 +245,7 @@ def _leaders(run: Simulation) -> Iterator[Finding]:
     Not guaranteed if brokers are too old for reliable epochs. Also not if a topic, or all metadata, was missing in
     between: then a new topic of that name has a lower epoch.
     """
-    if run.plan.versions.get(3, (0, 0))[1] < 9 or run.troubles.has_denied_topics:
+    if run.plan.versions.get(3, (0, 0))[1] < 9 or run.troubles.has_denied_topics or run.troubles.has_moved_nodes:
         return
     if run.plan.settings["metadata.recovery.strategy"] == "rebootstrap":
         return

@@ -9,6 +9,7 @@ from kio.schema.errors import ErrorCode
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import NO_LEADER
 from support.scripted_broker.faults import Hook
+from support.scripted_broker.versions import KAFKA_2_1, KAFKA_3_0, KAFKA_4_1
 from support.simulation import hooks
 from support.simulation.world import World
 
@@ -59,6 +60,8 @@ class Troubles:
         """A broker caused a final failure of the producer."""
         self.has_denied_topics = False
         """Metadata has said that a topic does not exist."""
+        self.has_moved_nodes = False
+        """Nodes had the addresses of others, or versions without reliable leader epochs."""
         self._snapshots = [hooks.snapshot(self.cluster)]
         # A run has few kinds of faults, each often: they then come together more often than with all kinds.
         kinds = rng.choices(list(_TABLE), list(_TABLE.values()), k=rng.choice((2, 4, 6, 10)))
@@ -82,7 +85,7 @@ class Troubles:
             road.clear()
         cluster.live_node_ids.update(cluster.nodes)
         for topic in cluster.topics.values():
-            topic.is_visible = True
+            topic.is_visible, topic.max_message_bytes = True, self.world.plan.max_message_bytes
             for index, partition in enumerate(topic.partitions):
                 if partition.leader_id == NO_LEADER:
                     cluster.move_leader(topic.name, index, self.rng.choice(sorted(cluster.nodes)))
@@ -310,6 +313,36 @@ def _add_partition(troubles: Troubles) -> str:
     return f"{topic} has one more partition"
 
 
+def _change_size(troubles: Troubles) -> str:
+    """A batch may be too large when it is sent again, although it is in the log."""
+    topic = troubles.rng.choice(sorted(troubles.cluster.topics))
+    troubles.cluster.topics[topic].max_message_bytes = size = troubles.rng.choice((1_048_588, 250, 400, 900))
+    return f"max.message.bytes={size} of {topic}"
+
+
+def _lose_answers_then_change_size(troubles: Troubles) -> str:
+    return f"{_lose_answers(troubles)} answers to PRODUCE lost, then {_change_size(troubles)}"
+
+
+def _change_versions(troubles: Troubles) -> str:
+    """A node is replaced by one of another release."""
+    node_id, versions = troubles.any_node(), troubles.rng.choice((KAFKA_2_1, KAFKA_3_0, KAFKA_4_1))
+    troubles.cluster.node_versions[node_id] = versions
+    troubles.has_moved_nodes |= versions is KAFKA_2_1
+    troubles.network.cut(node_id)
+    return f"node {node_id} has Produce {versions[ApiKey.PRODUCE]}"
+
+
+def _swap_addresses(troubles: Troubles) -> str:
+    """Two nodes start again, each at the address of the other."""
+    troubles.has_moved_nodes = True
+    one, other = (troubles.cluster.nodes[troubles.any_node()] for _ in range(2))
+    one.host, other.host = other.host, one.host
+    for node in (one, other):
+        troubles.network.cut(node.id)
+    return f"nodes {one.id} and {other.id} swap their addresses"
+
+
 def _throttle(troubles: Troubles) -> str:
     troubles.cluster.throttle_ms = troubles.rng.choice((0, 20, 300))
     return f"throttled for {troubles.cluster.throttle_ms} ms"
@@ -371,6 +404,10 @@ _TABLE: dict[Fault, float] = {
     _lose_leader: 2,
     _hide_topic: 3,
     _add_partition: 0.5,
+    _change_size: 3,
+    _lose_answers_then_change_size: 3,
+    _change_versions: 2,
+    _swap_addresses: 2,
     _throttle: 2,
     _cut: 6,
     _block_connection: 4,
