@@ -387,7 +387,7 @@ class ProgressTable:
             batch_id, rows = progress["batchId"], progress["numInputRows"]
             if batch_id > self._last_batch and rows > 0:
                 self._last_batch = batch_id
-                self._line(batch_id, rows, progress["batchDuration"] / 1000)
+                self._line(batch_id, rows, progress["durationMs"]["triggerExecution"] / 1000)
 
     def _line(self, batch_id: int, rows: int, seconds: float) -> None:
         if self.batches == 0:

@@ -263,7 +263,8 @@ def progress(batch_id: int, rows: int, ms: int) -> Any:
 
     Bug: the job read the attributes. With PySpark 3.5 it ended with an AttributeError after its first batch.
     """
-    return {"batchId": batch_id, "numInputRows": rows, "batchDuration": ms, "timestamp": f"of {batch_id}"}
+    durations = {"triggerExecution": ms}  # 3.5 has no batchDuration
+    return {"batchId": batch_id, "numInputRows": rows, "durationMs": durations, "timestamp": f"of {batch_id}"}
 
 
 def test_each_batch_with_rows_gets_one_aligned_line(capsys: pytest.CaptureFixture[str]) -> None:
