@@ -101,7 +101,9 @@ def check_name(
                 raise _written_already(batch_start, batch, other)
         began = batch.batch_id if later else _beginning(batch_start, batch.batch_id, names.get(batch_start.prefix))
         if names.get(batch_start.prefix) != began:
-            cluster.write_query_names(batch.query_id, QueryNames({**names, batch_start.prefix: began}))
+            # No sink of this run comes back to an earlier name, also if it had no rows since its last decision.
+            beside = {other: max(first, began) for other, first in names.items() if is_of_this_run(other)}
+            cluster.write_query_names(batch.query_id, QueryNames({**names, **beside, batch_start.prefix: began}))
     return True
 
 

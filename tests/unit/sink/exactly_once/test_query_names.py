@@ -18,7 +18,7 @@ from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once import query_names
 from spark_kafka_sink.sink.exactly_once.cluster import DECISION_PARTITIONS, KafkaDriverCluster
-from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, first_use_key, to_record
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome, first_use_key, to_record
 from spark_kafka_sink.sink.exactly_once.operator import Operator
 from spark_kafka_sink.sink.exactly_once.query_names import (
     QueryBatch,
@@ -139,6 +139,25 @@ def test_sink_added_to_a_foreach_batch_does_not_hinder_the_others(bench: Session
     bench.run(2, "run 3", prefix="added")
     bench.run(2, "run 3", prefix="P")
     assert bench.values() == ["row 0", "row 1", "row 1", "row 2", "row 2"]
+
+
+def test_sink_added_beside_one_without_rows_does_not_hinder_it(bench: SessionBench) -> None:
+    """Bug: Spark died after the new sink had written its first batch, and the older sink, which had no rows for some
+    batches, was refused at the next start: its query seemed to have got another prefix.
+    """
+    bench.run(0, prefix="rare")
+    adopt(bench, "added")
+    for run_id in ("run 2", "run 3"):
+        session("rare").run(CONFIG, StreamBatch("q", run_id, 1), without_rows)
+        bench.run(1, run_id, prefix="added")
+    bench.run(2, "run 3", prefix="rare")
+    bench.run(2, "run 3", prefix="added")
+    assert names(bench) == {"rare": 1, "added": 1}
+    assert bench.values() == ["row 0", "row 1", "row 2", "row 2"]
+
+
+def without_rows(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
+    return [TaskOutcome(batch_start, batch_id, "q", 0, 0, None)]
 
 
 def test_copy_of_a_checkpoint_for_another_topic_does_not_hinder_the_query(bench: SessionBench) -> None:
