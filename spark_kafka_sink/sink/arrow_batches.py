@@ -178,17 +178,22 @@ def _may_run_python(df: DataFrame, context: SparkContext) -> bool:
     plans = [df._jdf.queryExecution().analyzed()]
     leaves = plans[0].collectLeaves()
     if any(leaves.apply(at).getClass().getSimpleName().endswith("RDD") for at in range(leaves.size())):
-        of_stream = _plan_of_stream(df, context)
+        of_stream = plan_of_stream(df, context)
         if of_stream is None:
             return True
         plans.append(of_stream)
+    return have_python(plans, context)
+
+
+def have_python(plans: Iterable[Any], context: SparkContext) -> bool:
+    """Return whether Spark's plans have Python functions, or generators, which may be Python functions."""
     assert context._jvm is not None
     pattern = context._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     patterns = (pattern.PYTHON_UDF(), pattern.GENERATE())
     return any(plan.containsPattern(each) for plan in plans for each in patterns)
 
 
-def _plan_of_stream(df: DataFrame, context: SparkContext) -> Any | None:
+def plan_of_stream(df: DataFrame, context: SparkContext) -> Any | None:
     """Return the plan of the streaming query that this thread belongs to, as in `foreachBatch`; None if none exists.
     The DataFrame of a micro-batch shows only an RDD.
     """

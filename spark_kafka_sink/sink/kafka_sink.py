@@ -344,7 +344,11 @@ class KafkaSink:
         are_fewer = _small_tasks.has(source)
         with batch_limits(df, _last_writes.of(topic), self._formatted) as given:
             chosen = with_fewer_tasks(given, df, source) if are_fewer else given
-            rows = _by_name(map_in_arrow(chosen, write_task, report_ddl).collect())
+            try:
+                rows = _by_name(map_in_arrow(chosen, write_task, report_ddl).collect())
+            except Exception:
+                _small_tasks.forget(source)  # the same write may be tried again
+                raise
         ran = RanTasks.of(rows, clock.now_ms() - began_ms, are_fewer=are_fewer)
         _last_writes.learn(topic, ran.records, sum(row["bytes"] for row in rows))
         _small_tasks.learn(source, ran)

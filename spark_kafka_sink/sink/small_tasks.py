@@ -7,8 +7,8 @@ partitions, by `DataFrame.coalesce`, which moves no row: 200 tasks of 50 rows ta
 
 Each slot still gets tasks. A write of a streaming query is expected to be like its last one. For another write, Spark
 estimates the bytes, and no task gets more than a task that reads files. A guess may be wrong: if there are more rows
-than expected, the next write has all its tasks again. If a write took longer with fewer tasks, such as one with all its
-rows in neighbouring partitions, then the next hundred keep their tasks.
+than expected, or if the write fails, the next one has all its tasks again. If a write took longer with fewer tasks,
+such as one with all its rows in neighbouring partitions, then the next hundred keep their tasks.
 
 With spark.dynamicAllocation.enabled=true, Spark asks for executors by the tasks that wait, so all tasks stay. They stay
 on Spark Connect too, which does not tell how many tasks run at once. Owned by the driver; any thread may call.
@@ -23,9 +23,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from spark_kafka_sink.sink.arrow_batches import have_python, plan_of_stream
 from spark_kafka_sink.sink.running_query import context_of_thread, query_id_of
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
@@ -102,6 +104,12 @@ class SmallTasks:
         else:
             self._learn_all(source, ran, TASKS_OF_A_SLOT * source.slots)
 
+    def forget(self, source: Source) -> None:
+        """Let the next write have all its tasks. A task that takes several partitions needs more memory for some plans,
+        such as a join by hash tables, which Spark frees at the end of the task.
+        """
+        self._small.pop(source, None)
+
     def _learn_all(self, source: Source, ran: RanTasks, most: int) -> None:
         was_small = self._small.pop(source, None) is not None
         kept = self._kept.pop(source, 0) - 1
@@ -143,7 +151,18 @@ def source_of(df: DataFrame, topic: str | None) -> Source:
     context = context_of_thread(session)
     if context is None or str(session.conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
         return Source(topic, None, None)
-    return Source(topic, query_id_of(context), context.defaultParallelism)
+    slots = None if _follow_tasks(df, context) else context.defaultParallelism
+    return Source(topic, query_id_of(context), slots)
+
+
+def _follow_tasks(df: DataFrame, context: SparkContext) -> bool:
+    """Return whether rows may have other values with other tasks. If the argument of a Python function is not
+    deterministic, such as `monotonically_increasing_id()` or `rand(seed)`, Spark computes it by the number of the task:
+    several partitions in one task would have the same ids.
+    """
+    of_stream = plan_of_stream(df, context)
+    plans = [df._jdf.queryExecution().analyzed(), *([] if of_stream is None else [of_stream])]
+    return not all(plan.deterministic() for plan in plans) and have_python(plans, context)
 
 
 def with_fewer_tasks(df: DataFrame, like: DataFrame, source: Source) -> DataFrame:
@@ -155,7 +174,25 @@ def with_fewer_tasks(df: DataFrame, like: DataFrame, source: Source) -> DataFram
     most = TASKS_OF_A_SLOT * source.slots
     if source.query_id is None:
         most = max(most, math.ceil(_estimated_bytes(like) / MOST_BYTES))
-    return df.coalesce(min(most, _MOST_TASKS))
+    most = min(most, _MOST_TASKS)
+    return df if _is_coalesced_below(like, most) else df.coalesce(most)
+
+
+def _is_coalesced_below(df: DataFrame, most: int) -> bool:
+    """Return whether the user has coalesced `df` to fewer partitions than `most`, maybe for the order of the rows. Of
+    two such steps in a row Spark keeps only the last one, and then there would be more tasks than without it.
+    """
+    pattern = df.sparkSession.sparkContext._jvm.org.apache.spark.sql.catalyst.trees.TreePattern  # type: ignore[union-attr]
+    plans: list[Any] = [df._jdf.queryExecution().analyzed()]
+    while plans:
+        plan = plans.pop()
+        if not plan.containsPattern(pattern.REPARTITION_OPERATION()):
+            continue
+        if plan.getClass().getSimpleName() == "Repartition" and not plan.shuffle() and plan.numPartitions() < most:
+            return True
+        children = plan.children()
+        plans += [children.apply(at) for at in range(children.size())]
+    return False
 
 
 def _estimated_bytes(df: DataFrame) -> int:

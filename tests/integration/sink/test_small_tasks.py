@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.functions import lit, rand, udf
 from support.exactly_once_streams import await_markers
 from support.librdkafka import read_topic
 
@@ -15,7 +16,7 @@ from spark_kafka_sink.common.batch_report import BatchReport
 from spark_kafka_sink.local import Admin
 from spark_kafka_sink.sink import kafka_sink, small_tasks
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
-from spark_kafka_sink.sink.small_tasks import MOST_BYTES, SmallTasks
+from spark_kafka_sink.sink.small_tasks import MOST_BYTES, SmallTasks, Source, source_of, with_fewer_tasks
 
 PARTITIONS = 60
 FEWER = 4
@@ -75,6 +76,61 @@ def test_write_that_spark_takes_for_large_keeps_its_tasks(spark: SparkSession, s
     kafka_sink_of_topic.write(rows_of(spark, 0, 100))
     kafka_sink_of_topic.write(unknown)
     assert reports[3].tasks == PARTITIONS
+
+
+@pytest.mark.parametrize(
+    ("change", "tasks"),
+    [
+        (lambda rows: rows.coalesce(1).select("value"), 1),
+        (lambda rows: rows.withColumn("other", lit(1)).coalesce(1).select("value"), 1),
+        (lambda rows: rows.select("value").coalesce(1).where("value <> ''"), 1),
+        (lambda rows: rows.select("value").repartition(3), 3),
+        (lambda rows: rows.select("value").coalesce(10), FEWER),
+        (lambda rows: rows.select("value").repartition(10), FEWER),
+    ],
+    ids=["coalesce", "then a column less", "then a filter", "repartition", "coalesce to more", "repartition to more"],
+)
+def test_partitions_that_the_user_made_fewer_stay(
+    spark: SparkSession, change: Callable[[DataFrame], DataFrame], tasks: int
+) -> None:
+    """Bug: Spark keeps only the last of two coalesce steps. Several tasks wrote `rows.coalesce(1)`, and the order of
+    the rows was lost.
+    """
+    rows = change(rows_of(spark, 0, 100))
+    assert with_fewer_tasks(rows, rows, Source("orders", "q1", slots=2)).rdd.getNumPartitions() == tasks
+
+
+def text_of(value: object) -> str:
+    return str(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "slots"),
+    [
+        (lambda: udf(text_of, useArrow=False)(rand(7)), None),
+        (lambda: udf(text_of, useArrow=False)("id"), 2),
+        (lambda: rand(7).cast("string"), 2),
+    ],
+    ids=["function of random numbers", "function", "random numbers"],
+)
+def test_values_by_the_number_of_a_task_keep_the_tasks(
+    spark: SparkSession, tmp_path: Path, value: Callable[[], Column], slots: int | None
+) -> None:
+    """Bug: Spark computes arguments of a Python function by the number of the task. So all partitions of a task had the
+    same random numbers, and the same ids of `monotonically_increasing_id()`.
+    """
+    spark.range(5).write.parquet(str(tmp_path / "rows"))
+    rows = spark.read.parquet(str(tmp_path / "rows")).select(value().alias("value"))
+    found = [source_of(rows, "orders").slots]
+    stream = spark.readStream.schema("id LONG").parquet(str(tmp_path / "rows")).select(value().alias("value"))
+    query = (
+        stream.writeStream.foreachBatch(lambda rows, _: found.append(source_of(rows, "orders").slots))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    assert found == [slots, slots]
 
 
 def test_stream_with_state_has_fewer_tasks_and_the_same_sums(spark: SparkSession, sink: Any, tmp_path: Path) -> None:

@@ -26,12 +26,13 @@ from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, Recor
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.sink import kafka_sink as kafka_sink_module
 from spark_kafka_sink.sink import running_query
-from spark_kafka_sink.sink.delivery import TaskDelivery
+from spark_kafka_sink.sink.delivery import REPORT_DDL, TaskDelivery
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.protocol import Committed
 from spark_kafka_sink.sink.exactly_once.session import StreamBatch
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.rows import BLOCK_ROWS, PartitionWriter
+from spark_kafka_sink.sink.small_tasks import RanTasks, SmallTasks, Source
 
 ROWS = [Row(value=str(n)) for n in range(BLOCK_ROWS + 200)]
 OPTIONS = {"kafka.bootstrap.servers": "h1:9092", "topic": "orders"}
@@ -222,6 +223,28 @@ def test_an_error_of_the_rows_themselves_passes_through_without_waiting() -> Non
     assert sink.producer.sent
     assert sink.producer.flushes == 0
     assert sink.pool.lent == 0
+
+
+def test_write_after_one_that_failed_has_all_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a write that failed because its fewer tasks had too little memory was tried again with as few."""
+    source, known = Source("orders", None, slots=2), SmallTasks()
+    known.learn(source, RanTasks(200, 10_000, busy_ms=1_600, duration_ms=1_100, are_fewer=False))
+    asked: list[bool] = []
+
+    def fail(df: object, write_task: object, report_ddl: str) -> Any:
+        asked.append(known.has(source))
+        raise MemoryError("a task")
+
+    monkeypatch.setattr(kafka_sink_module, "_small_tasks", known)
+    monkeypatch.setattr(kafka_sink_module, "source_of", lambda df, topic: source)
+    monkeypatch.setattr(kafka_sink_module, "with_fewer_tasks", lambda df, like, source: df)
+    monkeypatch.setattr(kafka_sink_module, "batch_limits", lambda df, *given: nullcontext(df))
+    monkeypatch.setattr(kafka_sink_module, "map_in_arrow", fail)
+    rows: Any = None
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            KafkaSink(OPTIONS)._run_tasks(rows, iter, REPORT_DDL)
+    assert asked == [True, False]
 
 
 # ---- exactly once ----------------------------------------------------------------------------------------------------

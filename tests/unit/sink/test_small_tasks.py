@@ -150,3 +150,11 @@ def test_log_says_once_why_later_writes_have_fewer_tasks(
         " larger."
     )
     assert " to topics of a column " in second
+
+
+def test_failed_write_says_that_the_next_has_all_its_tasks(small_tasks: SmallTasks) -> None:
+    small_tasks.learn(SOURCE, SMALL)
+    small_tasks.forget(SOURCE)
+    assert not small_tasks.has(SOURCE)
+    small_tasks.learn(SOURCE, SMALL)
+    assert small_tasks.has(SOURCE)
