@@ -11,7 +11,8 @@ than expected, or if the write fails, the next one has all its tasks again. If a
 such as one with all its rows in neighbouring partitions, then the next hundred keep their tasks.
 
 With spark.dynamicAllocation.enabled=true, Spark asks for executors by the tasks that wait, so all tasks stay. They stay
-on Spark Connect too, which does not tell how many tasks run at once. Owned by the driver; any thread may call.
+on Spark Connect too, which does not tell how many tasks run at once, and with RocksDB as state store. Owned by the
+driver; any thread may call.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ _RECORDS: Final = 10_000
 """A write with more than twice the records and this number is not like the last one."""
 _MOST_SOURCES: Final = 1_000
 """That are known: a driver that runs for weeks may write to a new topic every hour."""
+_STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
+_STORE_OF_SPARK: Final = ".HDFSBackedStateStoreProvider"
+"""The default. With RocksDB a task must have the state of one partition: a query with two operators with state in a
+stage, such as dropDuplicates before groupBy, would fail.
+"""
 _KEPT: Final = 100
 """Writes after one that took longer with fewer tasks. It may have waited for a broker that started again."""
 
@@ -151,8 +157,10 @@ def source_of(df: DataFrame, topic: str | None) -> Source:
     context = context_of_thread(session)
     if context is None or str(session.conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
         return Source(topic, None, None)
-    slots = None if _follow_tasks(df, context) else context.defaultParallelism
-    return Source(topic, query_id_of(context), slots)
+    query_id = query_id_of(context)
+    has_own_store = query_id is not None and not str(session.conf.get(_STATE_STORE)).endswith(_STORE_OF_SPARK)
+    keeps_tasks = has_own_store or _follow_tasks(df, context)
+    return Source(topic, query_id, None if keeps_tasks else context.defaultParallelism)
 
 
 def _follow_tasks(df: DataFrame, context: SparkContext) -> bool:

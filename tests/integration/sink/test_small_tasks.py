@@ -161,3 +161,32 @@ def test_stream_with_state_has_fewer_tasks_and_the_same_sums(spark: SparkSession
     assert [report.batch_id for report in reports] == [0, 1, 2, 3]
     # batch n has the customers 0 to n, each for the (n - customer + 1)th time
     assert values() == sorted(b"%d:%d" % (each, batch - each + 1) for batch in range(4) for each in range(batch + 1))
+
+
+def test_stream_with_state_in_rocksdb_keeps_its_tasks(spark: SparkSession, sink: Any, tmp_path: Path) -> None:
+    """Bug: the second batch failed, because Spark's RocksDB store takes the state of one partition in a task."""
+    kafka_sink_of_topic, reports, values = sink
+    store = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    settings = {"spark.sql.shuffle.partitions": "6", "spark.sql.streaming.stateStore.providerClass": store}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        for file in range(2):
+            rows = spark.range(file * 10, file * 10 + 20).selectExpr("id", "id AS customer")
+            rows.repartition(1).write.mode("append").parquet(str(tmp_path / "rows"))
+        stream = spark.readStream.schema("id LONG, customer LONG").option("maxFilesPerTrigger", 1)
+        first = stream.parquet(str(tmp_path / "rows")).dropDuplicates(["customer"]).groupBy("customer").count()
+        query = (
+            first.selectExpr("CAST(customer AS STRING) AS value")
+            .writeStream.outputMode("update")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .foreachBatch(kafka_sink_of_topic.write_batch)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+    assert [report.tasks for report in reports] == [6, 6]
+    assert values() == sorted(b"%d" % customer for customer in range(30))
