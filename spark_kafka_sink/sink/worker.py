@@ -10,12 +10,12 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import pickle
 import stat
 import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import PickleError
 from typing import Any, Final
 
 from spark_kafka_sink.common.errors import KafkaError
@@ -134,7 +134,7 @@ def of_pickling(error: KafkaError) -> KafkaError:
     """
     kind = type(error)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    both: Any = type(kind.__name__, (kind, pickle.PickleError), names)
+    both: Any = type(kind.__name__, (kind, PickleError), names)
     found: KafkaError = both.__new__(both, *error.args)  # without __init__, whose arguments differ by class
     found.__dict__.update(error.__dict__)
     found.__cause__ = error.__cause__
