@@ -50,6 +50,18 @@ def rows_of(spark: SparkSession, first: int, rows: int) -> DataFrame:
     return spark.range(first, first + rows, 1, PARTITIONS).selectExpr("CAST(id AS STRING) AS value")
 
 
+def run_query(stream: DataFrame, write_batch: Callable[[DataFrame, int], object], folder: Path) -> None:
+    """Write what is there now. The next call for this folder goes on where this one ended."""
+    query = (
+        stream.writeStream.outputMode("update")
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .foreachBatch(write_batch)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
 def test_second_write_of_small_tasks_has_fewer_and_the_same_rows(spark: SparkSession, sink: Any) -> None:
     kafka_sink_of_topic, reports, values = sink
     for turn in range(3):
@@ -123,13 +135,7 @@ def test_values_by_the_number_of_a_task_keep_the_tasks(
     rows = spark.read.parquet(str(tmp_path / "rows")).select(value().alias("value"))
     found = [source_of(rows, "orders").slots]
     stream = spark.readStream.schema("id LONG").parquet(str(tmp_path / "rows")).select(value().alias("value"))
-    query = (
-        stream.writeStream.foreachBatch(lambda rows, _: found.append(source_of(rows, "orders").slots))
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    run_query(stream, lambda rows, _: found.append(source_of(rows, "orders").slots), tmp_path)
     assert found == [slots, slots]
 
 
@@ -144,15 +150,8 @@ def test_stream_with_state_has_fewer_tasks_and_the_same_sums(spark: SparkSession
                 rows.repartition(1).write.mode("append").parquet(str(tmp_path / "rows"))
             stream = spark.readStream.schema("id LONG, customer LONG").option("maxFilesPerTrigger", 1)
             sums = stream.parquet(str(tmp_path / "rows")).groupBy("customer").count()
-            query = (
-                sums.selectExpr("concat_ws(':', customer, count) AS value")
-                .writeStream.outputMode("update")
-                .option("checkpointLocation", str(tmp_path / "checkpoint"))
-                .foreachBatch(kafka_sink_of_topic.write_batch)
-                .trigger(availableNow=True)
-                .start()
-            )
-            query.awaitTermination()
+            counts = sums.selectExpr("concat_ws(':', customer, count) AS value")
+            run_query(counts, kafka_sink_of_topic.write_batch, tmp_path)
     finally:
         spark.conf.unset("spark.sql.shuffle.partitions")
     tasks = [report.tasks for report in reports]
@@ -176,15 +175,7 @@ def test_stream_with_state_in_rocksdb_keeps_its_tasks(spark: SparkSession, sink:
             rows.repartition(1).write.mode("append").parquet(str(tmp_path / "rows"))
         stream = spark.readStream.schema("id LONG, customer LONG").option("maxFilesPerTrigger", 1)
         first = stream.parquet(str(tmp_path / "rows")).dropDuplicates(["customer"]).groupBy("customer").count()
-        query = (
-            first.selectExpr("CAST(customer AS STRING) AS value")
-            .writeStream.outputMode("update")
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .foreachBatch(kafka_sink_of_topic.write_batch)
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
+        run_query(first.selectExpr("CAST(customer AS STRING) AS value"), kafka_sink_of_topic.write_batch, tmp_path)
     finally:
         for name in settings:
             spark.conf.unset(name)
