@@ -52,6 +52,7 @@ _MOVED: Final = (NotCoordinatorError, CoordinatorNotAvailableError, DisconnectEr
 """After these errors the coordinator is looked up again."""
 _MOST_KNOWN: Final = 10_000
 """Cached coordinators; more than one call has items. Batch writes without a prefix have new names each time."""
+CONTRADICTION: Final = "The answer names it more than once, with different outcomes."
 _ONE_AT_A_TIME: Final = CoordinatorNotAvailableError("The node takes one key at a time.")
 _PERMISSIONS: Final = {
     (GROUP, 30): "Not authorized for the group: grant DESCRIBE on it, which READ includes.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls
+from spark_kafka_sink.admin.coordinator_calls import CONTRADICTION, CoordinatorApi, CoordinatorCalls
 from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
@@ -87,19 +87,27 @@ class _OffsetFetch(CoordinatorApi[_GroupPartitions, GroupCommits]):
 
 
 def _committed(item: _GroupPartitions, group: Message) -> GroupCommits | KafkaError:
-    """Return the group's offsets, or the first error in its answer. An unstable offset counts last."""
+    """Return the group's offsets, or the first error in its answer. An unstable offset counts last. A partition that is
+    named twice with different outcomes has none of them: the group is asked again.
+    """
     codes: list[tuple[int, TopicPartition | None]] = [(int(group.error_code), None)]
     found: GroupCommits = {}
+    contradicted: list[TopicPartition] = []
     for topic in group.topics:
         for partition in topic.partitions:
             topic_partition = TopicPartition(str(topic.name), int(partition.partition_index))
             offset = CommittedOffset(int(partition.committed_offset), str(partition.metadata or ""))
-            found[topic_partition] = offset if offset.offset != _NO_OFFSET else None
+            committed = offset if offset.offset != _NO_OFFSET else None
+            if topic_partition in found and found[topic_partition] != committed:
+                contradicted.append(topic_partition)
+            found[topic_partition] = committed
             codes.append((int(partition.error_code), topic_partition))
     codes.sort(key=lambda pair: pair[0] == UnstableOffsetCommitError.error_code)
     for code, place in codes:
         if code:
             return error_for_code(code, api="OffsetFetch").at(topic_partition=place)
+    if contradicted:
+        return CoordinatorNotAvailableError(CONTRADICTION).at(topic_partition=contradicted[0])
     for topic_partition in item.topic_partitions:
         if topic_partition not in found:  # an offset of -1 would say that nothing is committed
             return CoordinatorNotAvailableError("The answer does not mention it.").at(topic_partition=topic_partition)

@@ -142,10 +142,13 @@ class RecordWriter:
                 self._client.disconnect_async(leader)  # a later poll must not send it
         if future.failed():
             return future.error
-        answers = (each for topic in future.value().body.responses for each in topic.partition_responses)
-        code = next((int(each.error_code) for each in answers), None)
-        if code is None:
-            return KafkaTimeoutError(f"Node {leader} sent a response without the partition.", node=leader.id_string)
+        topics = (topic for topic in future.value().body.responses if topic.name == place.topic)
+        answers = (each for topic in topics for each in topic.partition_responses)
+        codes = {int(each.error_code) for each in answers if each.index == place.partition}
+        if len(codes) != 1:
+            fault = "different answers for" if codes else "a response without"
+            return KafkaTimeoutError(f"Node {leader} sent {fault} the partition.", node=leader.id_string)
+        (code,) = codes
         return error_for_code(code, api="Produce") if code else None
 
 

@@ -19,6 +19,7 @@ from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import NO_LEADER_EPOCH, Node, TopicPartition
 from spark_kafka_sink.common.errors import (
     CorruptBatchError,
+    DisconnectError,
     KafkaError,
     KafkaTimeoutError,
     OffsetOutOfRangeError,
@@ -42,6 +43,7 @@ from spark_kafka_sink.record.decoder import DEFAULT_LIMITS, BatchLimits, Decoded
 _ABORT_KEY_TYPE: Final = 0
 """Type in the key of a control record: 0 abort, 1 commit (org.apache.kafka.common.record.ControlRecordType)."""
 _MAX_WAIT_MS: Final = 500
+_CONTRADICTION: Final = "The answer names the partition more than once, with different offsets."
 _Sent = tuple[RequestFuture[ClientResponse], list[TopicPartition]]
 _FIRST_TAIL: Final = 32
 _TAIL_LIMITS: Final = BatchLimits(decompressed_size=24 * 8 * 1024 * 1024, objects=100_000)
@@ -164,12 +166,18 @@ class TopicReader:
             ]
             for future in sent:
                 self._client.poll_until(future, patience.timer)
+                said: dict[TopicPartition, set[tuple[int, int]]] = {}
                 for topic_partition, answer in _answers(future, patience, "topics", "name"):
-                    if answer.error_code == 0:
-                        found[topic_partition] = int(answer.offset)
-                    else:
-                        error = error_for_code(int(answer.error_code), api="ListOffsets")
+                    said.setdefault(topic_partition, set()).add((int(answer.error_code), int(answer.offset)))
+                for topic_partition, outcomes in said.items():
+                    code, offset = outcomes.pop()
+                    if outcomes:
+                        patience.endure(DisconnectError(_CONTRADICTION, topic_partition=topic_partition))
+                    elif code:
+                        error = error_for_code(code, api="ListOffsets")
                         patience.endure(error.at(topic_partition=topic_partition))
+                    else:
+                        found[topic_partition] = offset
             still_missing = [requested for requested in missing if requested not in found]
             if still_missing:
                 patience.check(still_missing)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Final, NamedTuple
 
-from spark_kafka_sink.admin.coordinator_calls import CoordinatorApi, CoordinatorCalls, Outcome
+from spark_kafka_sink.admin.coordinator_calls import CONTRADICTION, CoordinatorApi, CoordinatorCalls, Outcome
 from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
@@ -20,6 +20,7 @@ from spark_kafka_sink.admin.transaction_values import (
 )
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import (
+    CoordinatorNotAvailableError,
     InvalidPidMappingError,
     InvalidProducerEpochError,
     InvalidTxnStateError,
@@ -178,6 +179,8 @@ class _InitProducerId(CoordinatorApi[InitProducerIdRequest, ProducerIdAndEpoch])
         if code == InvalidProducerEpochError.error_code:  # the error code of versions below 4
             code = ProducerFencedError.error_code or code
         found = ProducerIdAndEpoch(int(body.producer_id), int(body.producer_epoch))
+        if not code and found.producer_id < 0:
+            return dict.fromkeys(items, CoordinatorNotAvailableError("The answer has no producer id."))
         return dict.fromkeys(items, error_for_code(code, api="InitProducerId") if code else found)
 
 
@@ -258,8 +261,13 @@ class _DescribeTransactions(CoordinatorApi[str, _Described]):
         return [(DescribeTransactionsRequest(tuple(items)), items)]
 
     def answers(self, items: Sequence[str], body: Message) -> Mapping[str, _Described | KafkaError]:
-        found = {str(state.transactional_id): state for state in body.transaction_states}
-        return {item: _described(found[item]) for item in items if item in found}
+        found: dict[str, Message] = {}
+        answers: dict[str, _Described | KafkaError] = {}
+        for state in body.transaction_states:
+            item = str(state.transactional_id)
+            agrees = found.setdefault(item, state) == state
+            answers[item] = _described(state) if agrees else CoordinatorNotAvailableError(CONTRADICTION)
+        return {item: answers[item] for item in items if item in answers}
 
 
 def _described(state: Message) -> _Described | KafkaError:

@@ -127,7 +127,10 @@ class OffsetFetchRequest(VersionedRequest):
 
 
 def group_offsets_of(response: Message, group_id: str) -> Message | None:
-    """Return the part of an OffsetFetch response with `error_code` and `topics`, or None if the group is missing."""
+    """Return the part of an OffsetFetch response with `error_code` and `topics`, or None if the group is missing, or is
+    there with different outcomes.
+    """
     if response.__version__ < _FIRST_BATCHED_OFFSET_FETCH:
         return response
-    return next((group for group in response.groups if group.group_id == group_id), None)
+    parts = [group for group in response.groups if group.group_id == group_id]
+    return parts[0] if parts and all(part == parts[0] for part in parts) else None

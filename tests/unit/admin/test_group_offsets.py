@@ -127,6 +127,24 @@ def test_partition_missing_in_a_response_is_requested_again(bench: CoordinatorBe
     assert len(bench.asked(ApiKey.OFFSET_FETCH)) == 3
 
 
+@pytest.mark.parametrize("is_group_repeated", [False, True])
+def test_contradictory_answer_is_requested_again(bench: CoordinatorBench, is_group_repeated: bool) -> None:
+    """Bug: the last offset of a partition counted, and the first answer of a group."""
+
+    def contradict(values: dict[str, Any]) -> dict[str, Any]:
+        (group,) = values["groups"]
+        (topic,) = group["topics"]
+        other = topic | {"partitions": [each | {"committed_offset": 4} for each in topic["partitions"]]}
+        if is_group_repeated:
+            return {"groups": [group | {"topics": [other]}, group]}
+        return {"groups": [group | {"topics": [topic, other]}]}
+
+    bench.cluster.on(ApiKey.OFFSET_FETCH, faults.change(contradict), times=2)
+    found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())
+    assert found == {"g": {PLACE: CommittedOffset(5, "rows=5")}}
+    assert len(bench.asked(ApiKey.OFFSET_FETCH)) == 3
+
+
 def test_broker_with_one_group_per_request_is_supported(bench: CoordinatorBench) -> None:
     bench.cluster.versions = {**KAFKA_3_0, ApiKey.OFFSET_FETCH: (0, 7)}
     found = bench.coordinator.groups.fetch_offsets({"g": [PLACE]}, bench.timer())

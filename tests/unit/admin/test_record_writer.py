@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from kio.schema.errors import ErrorCode
 from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import NO_LEADER
@@ -127,6 +130,22 @@ def test_answer_without_the_partition_does_not_count(bench: CoordinatorBench) ->
     bench.cluster.on(ApiKey.PRODUCE, faults.change(lambda _: {"responses": []}))
     write(bench, open_, "once")
     assert len(bench.asked(ApiKey.PRODUCE)) == 2
+
+
+def test_contradictory_answer_does_not_count(bench: CoordinatorBench) -> None:
+    """Bug: the first outcome counted, so a record that the leader had also refused was taken as written."""
+    open_ = begin(bench)
+
+    def contradict(values: dict[str, Any]) -> dict[str, Any]:
+        (topic,) = values["responses"]
+        refused = [each | {"error_code": ErrorCode.not_leader_or_follower} for each in topic["partition_responses"]]
+        return values | {"responses": [topic, topic | {"partition_responses": refused}]}
+
+    bench.cluster.on(ApiKey.PRODUCE, faults.change(contradict))
+    write(bench, open_, "once")
+    bench.commit(open_)
+    assert len(bench.asked(ApiKey.PRODUCE)) == 2
+    assert committed(bench) == [b"once"]
 
 
 def test_refusal_is_raised_with_the_partition(bench: CoordinatorBench) -> None:

@@ -394,6 +394,19 @@ def test_fetch_response_without_records_is_empty() -> None:
     assert bench.read(isolation_level=READ_COMMITTED) == {0: ["kept", "plain"]}
 
 
+def test_contradictory_offsets_are_asked_for_again() -> None:
+    """Bug: the last offset of a partition counted, so a read could end before records that were there."""
+    bench = Bench()
+    bench.append(0, "a")
+
+    def contradict(values: dict[str, Any]) -> dict[str, Any]:
+        (topic,) = values["topics"]
+        return values | {"topics": [topic, topic | {"partitions": [p | {"offset": 0} for p in topic["partitions"]]}]}
+
+    bench.rig.cluster.on(ApiKey.LIST_OFFSETS, faults.change(contradict))
+    assert bench.read() == {0: ["a"]}
+
+
 def test_unrequested_partitions_are_ignored() -> None:
     bench = Bench()
     bench.append(0, "a")

@@ -65,6 +65,12 @@ def test_open_transaction_is_aborted_and_waited_for(bench: CoordinatorBench) -> 
     assert bench.cluster.log("t", 0).committed_records() == []
 
 
+def test_answer_without_a_producer_id_does_not_count(bench: CoordinatorBench) -> None:
+    """Bug: an answer without an id and without an error was a success, so an old producer counted as fenced."""
+    bench.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.change(lambda values: values | {"producer_id": -1}))
+    assert bench.coordinator.transactions.init_producer_id("id", 60_000, bench.timer()) == (1000, 1)
+
+
 def test_endless_open_transaction_is_reported_at_the_limit(bench: CoordinatorBench) -> None:
     bench.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(ConcurrentTransactionsError), times=None)
     with pytest.raises(KafkaTimeoutError, match=r"'id'.*1500 ms.*previous transaction"):
@@ -181,6 +187,21 @@ def test_state_that_is_new_to_us_is_unknown(bench: CoordinatorBench) -> None:
     found = bench.coordinator.transactions.describe_transactions(["id"], bench.timer())["id"]
     assert found is not None
     assert found.state is TransactionState.UNKNOWN
+
+
+def test_contradictory_description_is_requested_again(bench: CoordinatorBench) -> None:
+    """Bug: the last state of an id counted, so a transaction that was open could be taken as ended."""
+    bench.open("id")
+
+    def contradict(values: dict[str, Any]) -> dict[str, Any]:
+        (state,) = values["transaction_states"]
+        return values | {"transaction_states": [state, state | {"transaction_state": "Empty"}]}
+
+    bench.cluster.on(ApiKey.DESCRIBE_TRANSACTIONS, faults.change(contradict))
+    found = bench.coordinator.transactions.describe_transactions(["id"], bench.timer())["id"]
+    assert found is not None
+    assert found.state is TransactionState.ONGOING
+    assert len(bench.asked(ApiKey.DESCRIBE_TRANSACTIONS)) == 2
 
 
 def listed(bench: CoordinatorBench, timeout_ms: int = 60_000, **filters: Any) -> list[tuple[str, int]]:
