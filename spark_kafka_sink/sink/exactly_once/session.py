@@ -21,6 +21,7 @@ from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import AuthenticationError, ConfigError, IllegalStateError, KafkaError
 from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
+from spark_kafka_sink.sink.batch_run import BATCH_ID
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome
@@ -192,7 +193,7 @@ class DriverSession:
                 f"Batch {batch.batch_id} was written under transactional.id.prefix={self._prefix!r} in this run"
                 " already. Two sinks of one foreachBatch, or two calls for one batch, need a name each: give the second"
                 " one a transactional.id.prefix of its own. Leave the first one as it is: under a new prefix it would"
-                " write this batch again."
+                " write this batch again. A retry in your own code must leave out a write_batch that has returned."
             )
         if batch is None or self._last is None or batch.run_id != self._last.run_id:
             self._held = None  # a writer between two writes, or two runs, is no rival; it may have left a decision
@@ -360,7 +361,9 @@ def _one_spelling(location: str) -> str:
 
 
 def stream_batch(df: DataFrame, batch_id: int) -> StreamBatch:
-    """Return the query and run of a DataFrame of foreachBatch. Raises ConfigError if Spark does not say."""
+    """Return the query and run of a DataFrame of foreachBatch. Raises ConfigError if Spark does not say, or if
+    `batch_id` is not the number of the batch that it runs.
+    """
     try:
         context = df.sparkSession.sparkContext
         query_id = query_id_of(context)
@@ -379,6 +382,14 @@ def stream_batch(df: DataFrame, batch_id: int) -> StreamBatch:
             "delivery.guarantee=exactly-once: write_batch was not called by foreachBatch, and this batch belongs to no"
             " query. Inside foreachBatch a thread of your own must be a pyspark.InheritableThread, or a pool's"
             " function wrapped in pyspark.inheritable_thread_target. For a batch DataFrame call write."
+        )
+    running_id = context.getLocalProperty(BATCH_ID)
+    if running_id is not None and running_id != str(batch_id):
+        raise ConfigError(
+            f"delivery.guarantee=exactly-once: write_batch got the batch id {batch_id!r:.100}, and Spark runs batch"
+            f" {running_id} of the query. Give write_batch the batch_id that foreachBatch gives to your function: Spark"
+            " repeats it when it runs the batch again. With a number of your own the rows could be written twice. A"
+            " thread of your own must be started, or its function wrapped, in the batch that it writes."
         )
     query = running_query(df, context)  # the job group is the run's id only until the user sets another one
     if query is None:

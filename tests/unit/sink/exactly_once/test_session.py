@@ -131,6 +131,13 @@ SECOND = (
 )
 
 
+def test_refusal_of_a_retry_says_to_leave_out_what_has_returned(bench: SessionBench) -> None:
+    """Bug: for a loop around write_batch and other code the error only advised a second prefix, which doubles rows."""
+    bench.run(0)
+    with pytest.raises(IllegalStateError, match=r"A retry in your own code must leave out a write_batch that has retu"):
+        bench.run(0)
+
+
 def test_second_call_for_a_batch_is_refused(bench: SessionBench) -> None:
     """Bug: the text asked for a prefix for each of two sinks. With a new one the first wrote its batch again."""
     bench.run(0)
@@ -665,6 +672,17 @@ def test_stream_batch_has_query_run_and_checkpoint(monkeypatch: pytest.MonkeyPat
     frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
     monkeypatch.setattr(session_module, "running_query", lambda *given: query if given == (frame, context) else 1 / 0)
     assert stream_batch(frame, 4) == StreamBatch("q", run_id, 4, "file:/c" if run_id else None)
+
+
+@pytest.mark.parametrize("batch_id", [0, 5, "4 "])
+def test_batch_id_that_is_not_sparks_is_refused(monkeypatch: pytest.MonkeyPatch, batch_id: Any) -> None:
+    """Bug: a counter of the user gave a batch that Spark ran again a new number, and its rows were written twice."""
+    context = SimpleNamespace(getLocalProperty={"sql.streaming.queryId": "q", "streaming.sql.batchId": "4"}.get)
+    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
+    monkeypatch.setattr(session_module, "running_query", lambda df, context: None)
+    assert stream_batch(frame, 4).batch_id == 4
+    with pytest.raises(ConfigError, match=r"write_batch got the batch id .*Spark runs batch 4 .*foreachBatch gives"):
+        stream_batch(frame, batch_id)
 
 
 def test_unknown_query_on_spark_connect_names_the_format() -> None:
