@@ -332,9 +332,10 @@ class BatchStart:
             f"Batch {batch_id} of {name_of_query(query_id)} is the first one under"
             f" transactional.id.prefix={self.prefix!r}, and decision.topic={self.place.topic} has no decision on an"
             " earlier one. The query ran before with at-least-once, under another prefix, in another form, or on"
-            " another cluster; or its decisions are lost. If this batch was written before and Spark did not log it, it"
-            " would be written twice. Go back to what the query had; or look whether the topics that it writes have"
-            " rows of this batch, and if not, let it begin here:"
+            " another cluster; or its decisions are lost; or its function of foreachBatch did not call write_batch for"
+            " batch 0 (if df.isEmpty(): return), which it must, also without rows. If this batch was written before and"
+            " Spark did not log it, it would be written twice. Go back to what the query had; or look whether the"
+            " topics that it writes have rows of this batch, and if not, let it begin here:"
             f" {operator_command('adopt', self.prefix, self.place.topic)}"
         )
 

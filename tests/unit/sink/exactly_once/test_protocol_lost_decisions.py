@@ -157,6 +157,15 @@ def test_first_batch_that_is_not_the_checkpoints_first_is_refused(bench: Coordin
     assert batch_start.is_written_already(1, "") is False, "a batch write has no checkpoint"
 
 
+def test_refusal_of_a_first_batch_names_skipped_empty_batches(bench: CoordinatorBench) -> None:
+    """Bug: a query whose function began with `if df.isEmpty(): return` was refused at its first rows, and the error
+    named only causes that it did not have.
+    """
+    batch_start = driver_of(bench, "P").begin()
+    with pytest.raises(IllegalStateError, match=r"did not call write_batch for batch 0 \(if df\.isEmpty\(\): return\)"):
+        batch_start.is_written_already(1, "q")
+
+
 def test_late_first_use_record_hides_no_decision(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
     driver.commit([task_outcome(bench, driver.begin())])
