@@ -419,7 +419,10 @@ class DuplicateSequenceError(KafkaError):
 
 class InvalidProducerEpochError(KafkaError):
     error_code = 47
-    sentence = "The producer's epoch is older than the one that the server knows."
+    sentence = (
+        "The producer's epoch is older than the one that the server knows: its transaction was open longer than"
+        " transaction.timeout.ms, and the broker aborted it; or a newer producer has the transactional id."
+    )
 
 
 class InvalidTxnStateError(KafkaError):

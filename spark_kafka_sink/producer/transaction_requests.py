@@ -232,8 +232,11 @@ class Refusal(NamedTuple):
         """Return the error of the node's answer to `api` ("EndTxn")."""
         said = error_for_code(self.error_code, self.text or "", api, node_id)
         text = f"{self.place}: {said}"
-        if isinstance(said, InvalidProducerEpochError):  # from a coordinator: a newer producer has the transactional id
-            return ProducerFencedError(f"{self.place}: {ProducerFencedError.sentence}")
+        if isinstance(said, InvalidProducerEpochError | ProducerFencedError):  # a coordinator means the same by both
+            return ProducerFencedError(
+                f"{self.place}: {ProducerFencedError.sentence} Or its transaction was open longer than"
+                " transaction.timeout.ms, and the broker aborted it."
+            )
         if self.error_code not in _COMMIT_FAILED:
             return said.reworded(text)
         failed = CommitFailedError(text)

@@ -41,6 +41,18 @@ def unknown_advice(query_id: str, command: str) -> str:
     )
 
 
+def timeout_advice(query_id: str, timeout_ms: int | None) -> str:
+    """Return a sentence on what to change for a batch that takes longer than its transactions may be open; `timeout_ms`
+    is None if it is not known.
+    """
+    now = "" if timeout_ms is None else f" (now {timeout_ms})"
+    smaller = "batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger)" if query_id else "the write smaller"
+    return (
+        f"Raise kafka.transaction.timeout.ms{now} and, if need be, the brokers' transaction.max.timeout.ms; or make"
+        f" {smaller}."
+    )
+
+
 def lost_decisions(prefix: str, topic: str, partitions: int) -> IllegalStateError:
     """Return the error for a prefix that was used before and has no record in the topic."""
     return IllegalStateError(

@@ -33,7 +33,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.record.fingerprint import MODULUS
-from spark_kafka_sink.sink.exactly_once.advice import finish_advice, operator_command, unknown_advice
+from spark_kafka_sink.sink.exactly_once.advice import finish_advice, operator_command, timeout_advice, unknown_advice
 from spark_kafka_sink.sink.exactly_once.messages import (
     BatchStart,
     Decision,
@@ -402,14 +402,14 @@ class ExactlyOnceDriver:
                 raise IllegalStateError(
                     f"Batch {decision.batch_id} is not decided: {task.transaction} of partition {task.partition} is"
                     f" {state}. It timed out, or a late attempt of the task took its place; the batch must run again."
+                    f" If it times out each time: {timeout_advice(decision.query_id, found and found.timeout_ms)}"
                 )
             age_ms = own.start_time_ms - (found.start_time_ms or 0)
             if age_ms > USABLE_SHARE * found.timeout_ms:
                 raise IllegalStateError(
                     f"Batch {decision.batch_id} is not decided: {task.transaction} of partition {task.partition} is"
-                    f" open for {age_ms} ms, more than 80 % of its timeout. Raise kafka.transaction.timeout.ms"
-                    f" (now {found.timeout_ms}) and, if need be, the brokers' transaction.max.timeout.ms; or make"
-                    " batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger)."
+                    f" open for {age_ms} ms, more than 80 % of its timeout."
+                    f" {timeout_advice(decision.query_id, found.timeout_ms)}"
                 )
 
     def _note_finished(self, driver: OpenTransaction, decision: Decision, sequence: int) -> OpenTransaction:

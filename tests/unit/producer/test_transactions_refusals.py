@@ -22,6 +22,7 @@ from spark_kafka_sink.common.errors import (
     ConcurrentTransactionsError,
     GroupAuthorizationError,
     InvalidPidMappingError,
+    InvalidProducerEpochError,
     InvalidRecordError,
     InvalidTransactionTimeoutError,
     InvalidTxnStateError,
@@ -430,3 +431,23 @@ def test_finished_abort_succeeds_though_the_next_epoch_is_refused() -> None:
     harness.producer.abort_transaction()
     harness.commit(b"v")
     assert harness.committed() == [b"v"]
+
+
+@both_versions
+def test_errors_of_an_old_epoch_name_the_timeout_too(version: int) -> None:
+    """Bug: after transaction.timeout.ms they only said that the epoch is old, or that a newer producer took over."""
+    harness = TransactionHarness(version, {"transaction.timeout.ms": "1000"}).started()
+    harness.send(b"a", partition=0)
+    harness.settle()
+    harness.run_for(1_500)
+    refused = harness.send(b"too late", partition=0)
+    harness.settle()
+    assert isinstance(refused.error, InvalidProducerEpochError)
+    assert "open longer than transaction.timeout.ms" in str(refused.error)
+
+    old = TransactionHarness(version).started()
+    old.send(b"old", partition=0)
+    old.settle()
+    TransactionHarness(version, beside=old).producer.init_transactions()
+    with pytest.raises(ProducerFencedError, match=r"Or its transaction was open longer than transaction\.timeout\.ms"):
+        old.producer.commit_transaction()

@@ -306,6 +306,18 @@ def test_task_with_aborted_transaction_is_not_decided(version: int) -> None:
     assert driver.begin().last_batch_id is None
 
 
+@pytest.mark.parametrize(("query_id", "smaller"), [("q", "batches smaller"), ("", "the write smaller")])
+def test_error_of_timed_out_transaction_names_the_timeout(query_id: str, smaller: str) -> None:
+    """Bug: the error of a batch that always took longer than its timeout only said that the batch must run again."""
+    bench = CoordinatorBench()
+    driver = driver_of(bench, "P")
+    reported = replace(task_outcome(bench, driver.begin()), query_id=query_id)
+    assert reported.written is not None
+    bench.end([reported.written.transaction], committed=False)  # as the coordinator does after the timeout
+    with pytest.raises(IllegalStateError, match=rf"kafka\.transaction\.timeout\.ms \(now 60000\).* make {smaller}"):
+        driver.commit([reported])
+
+
 @pytest.mark.parametrize("version", [2, 1])
 @pytest.mark.parametrize("step", ["begin", "abort"])
 def test_driver_fenced_while_listing_aborts_nothing(step: str, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
