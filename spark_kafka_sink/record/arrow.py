@@ -101,7 +101,7 @@ def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
         elif len(array) and (pat.is_large_string(data_type) or pat.is_large_binary(data_type)):
             array = _within_32_bits(array, name)
         elif pat.is_fixed_size_binary(data_type):
-            array = _at_32_bits(array)
+            array = _from_first_row(array)
         return array.cast(BINARY)
     except pa.ArrowInvalid as error:
         raise too_large(name) from error
@@ -133,9 +133,14 @@ def _within_32_bits(array: pa.Array, name: str) -> pa.Array:
     return array if last <= MAX_COLUMN_BYTES else array.take(index_array(np.arange(len(array))))
 
 
-def _at_32_bits(array: pa.FixedSizeBinaryArray) -> pa.FixedSizeBinaryArray:
-    """Like `_within_32_bits`. The cast refuses larger arrays, but counts offsets from the beginning of the buffer."""
-    ends_at = (array.offset + len(array)) * array.type.byte_width
+def _from_first_row(array: pa.FixedSizeBinaryArray) -> pa.FixedSizeBinaryArray:
+    """Return an array that begins where its buffers begin, if the cast needs that. The cast counts its offsets of 32
+    bits from there. And in pyarrow 14 and 15 it crashes for a slice without nulls.
+    """
+    width, data = array.type.byte_width, array.buffers()[1]
+    if array.offset and array.null_count == 0 and data is not None:
+        return pa.Array.from_buffers(array.type, len(array), [None, data.slice(array.offset * width)])
+    ends_at = (array.offset + len(array)) * width
     return array if ends_at <= MAX_COLUMN_BYTES else array.take(index_array(np.arange(len(array))))
 
 

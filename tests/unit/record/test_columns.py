@@ -34,6 +34,16 @@ def test_values_and_keys_of_any_layout_become_binary(data_type: pa.DataType) -> 
     assert made.value.to_pylist() == made.key.to_pylist() == ["größe".encode(), None, b""]
 
 
+@pytest.mark.parametrize("missing", [None, b"bb"])
+@pytest.mark.parametrize("width", [0, 2])
+def test_slice_of_bytes_of_one_size_begins_at_its_first_row(width: int, missing: bytes | None) -> None:
+    """Bug: with pyarrow 14 and 15 the cast of such a slice without nulls ended the process (SIGSEGV)."""
+    cells = [None if each == missing else each[:width] for each in (b"aa", b"bb", b"cc", b"dd")]
+    column = pa.array(cells, pa.binary(width)).slice(1, 2)
+    assert RecordColumns(column, column).key.to_pylist() == cells[1:3]
+    assert (arrow._from_first_row(column).offset == 0) == (missing is None)
+
+
 @pytest.mark.parametrize("value_type", STRING_TYPES + BINARY_TYPES, ids=str)
 def test_dictionary_column_is_decoded_once(value_type: pa.DataType) -> None:
     dictionary = pa.array([b"one", b"two"], pa.binary()).cast(value_type)
