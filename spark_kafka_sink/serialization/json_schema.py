@@ -233,9 +233,23 @@ class _Fitter:
                 )
             made = self.fitted(child, data_type.field(child.source).type, properties.get(name, others), depth + 1)
             if self.ignores_nulls:  # a null is left out
-                made = replace(made, null_branch=REQUIRED if name in required else -1)
+                made = _required(made, f"{node.path.partition('.')[0]}.json") if name in required else _optional(made)
             children.append(made)
         return replace(node, children=tuple(children))
+
+
+def _optional(node: Node) -> Node:
+    return replace(node, null_branch=-1)
+
+
+def _required(node: Node, options: str) -> Node:
+    """Return the node of a field that must be there. Its null would be left out, also one that the schema allows.
+    `options`: what the names of the column's options begin with.
+    """
+    if node.null_branch == REQUIRED:
+        return node
+    said = f"it is null, so it is left out, and the JSON Schema requires it: set {options}.ignoreNullFields=false"
+    return replace(node, null_branch=REQUIRED, reasons={**node.reasons, IS_NULL: said})
 
 
 def _any_number(node: Node) -> Node:

@@ -182,6 +182,21 @@ def test_null_fields_are_left_out_where_the_schema_takes_text_too() -> None:
         assert encode(column, given, WITH_NULLS)[0][0] == (None if given is schema else '{"c":1,"s":{"n":null}}')
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_null_that_is_left_out_though_it_is_required_is_a_bad_row_with_the_option_that_keeps_it(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: the reason was that the schema allows no null, and it does."""
+    if not compiled or not has_kernel():
+        monkeypatch.setattr(column_encoder, "KERNEL", None)
+    column = pa.array([{"s": None}, {"s": {"a": None}}], pa.struct([("s", pa.struct([("a", pa.string())]))]))
+    inner = {**of(a={"type": ["string", "null"]}), "required": ["a"]}
+    schema = {**of(s=null_or(inner)), "required": ["s"]}
+    said = "it is null, so it is left out, and the JSON Schema requires it: set value.json.ignoreNullFields=false"
+    assert encode(column, schema) == ([None, None], [BadRow(0, "value.s", said), BadRow(1, "value.s.a", said)])
+    assert encode(column, schema, WITH_NULLS) == (['{"s":null}', '{"s":{"a":null}}'], [])
+
+
 def test_dictionary_of_numbers_takes_nan_where_the_schema_takes_text() -> None:
     column = pa.StructArray.from_arrays([pa.array([float("nan"), 1.5]).dictionary_encode()], names=["c"])
     assert encode(column, of(c={"type": ["number", "string"]})) == (['{"c":"NaN"}', '{"c":1.5}'], [])
