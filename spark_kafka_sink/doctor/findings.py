@@ -286,8 +286,8 @@ PROBLEMS: Final[dict[str, Problem]] = {
     "topic-missing": Problem(
         _FAULT,
         "The topic does not exist, and the brokers do not create it.",
-        "Correct {option}; or create the topic: kafka-topics.sh --bootstrap-server HOST:PORT --create --topic {topic};"
-        " or set topic.create=if-missing.",
+        "Correct {option}; or create the topic: kafka-topics.sh --bootstrap-server HOST:PORT --create --topic {topic}."
+        " The sink itself creates only the topic of the option topic: topic.create=if-missing.",
     ),
     "topic-would-be-created": Problem(
         _WARNING,

@@ -15,6 +15,7 @@ from spark_kafka_sink.common.errors import (
     DisconnectError,
     KafkaError,
     TopicAuthorizationError,
+    UnknownTopicOrPartitionError,
 )
 from spark_kafka_sink.doctor.topics import Partition, Topic, judge_decision_topic, judge_topic, producer_id_error
 
@@ -33,6 +34,16 @@ def test_advice_for_a_hidden_decision_topic_grants_what_decisions_need() -> None
     (found,) = judge_decision_topic(topic, 3, is_prefix_known=False)
     assert found.name == "describe-denied"
     assert "--operation Read --operation Write --topic decisions" in found.change
+
+
+@pytest.mark.parametrize("option", ["topic", "errors.deadletterqueue.topic.name"])
+def test_advice_for_a_missing_topic_is_true_for_dead_letters_too(option: str) -> None:
+    """Bug: for missing dead letters the advice was to set topic.create=if-missing, which does not create them."""
+    topic = Topic("orders", UnknownTopicOrPartitionError("No."))
+    (found,) = judge_topic(topic, option, CONFIG, None, {"auto.create.topics.enable": "false"})
+    assert found.name == "topic-missing"
+    assert found.change.startswith(f"Correct {option}; or create the topic: ")
+    assert "creates only the topic of the option topic: topic.create=if-missing" in found.change
 
 
 @pytest.mark.parametrize(("counts", "text"), [([1, 1], "1 replica"), ([3, 1], "1 or 3 replicas"), ([3], "3 replicas")])
