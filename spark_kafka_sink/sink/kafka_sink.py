@@ -154,7 +154,10 @@ class KafkaSink:
         a row that cannot be written. Later calls raise the same error.
         """
         if self._writer is None:
-            raise IllegalStateError("process was called before open.")
+            raise IllegalStateError(
+                "process was called before open. For a stream give Spark the sink itself: writeStream.foreach(sink)."
+                " For a batch use df.foreachPartition(sink.write_partition)."
+            )
         self._writer.add(row)
 
     def close(self, error: Exception | None) -> None:

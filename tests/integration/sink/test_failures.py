@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -170,3 +172,24 @@ def test_broker_restart_during_a_stream_loses_no_row(
 
     got = topic_frame(spark, kafka.bootstrap_servers, "orders", "partition", "offset", "key", "value")
     assert got.count() == got.select("value").distinct().count() == 30_000
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (lambda sink: sink, "'KafkaSink' object is not callable"),
+        (lambda sink: sink.write, "KafkaSink.write() takes 2 positional arguments but 3 were given"),
+    ],
+    ids=["sink", "write"],
+)
+def test_wrong_method_for_foreach_batch_fails_as_the_page_says(
+    spark: SparkSession, tmp_path: Path, given: Callable[[KafkaSink], Any], text: str
+) -> None:
+    """docs/troubleshooting.md has these texts of Python, which this package cannot change: a sink that is callable
+    would be a function of one row for `foreach(sink)`.
+    """
+    numbers(spark, count=1).write.parquet(str(tmp_path / "rows"))
+    stream = spark.readStream.schema("value STRING").parquet(str(tmp_path / "rows")).writeStream
+    query = stream.foreachBatch(given(sink_of("127.0.0.1:1", topic="orders"))).trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match=re.escape(text)):
+        query.awaitTermination()

@@ -96,6 +96,14 @@ def test_the_writer_of_an_open_sink_does_not_travel() -> None:
         copy.process(Row(value="v"))
 
 
+def test_process_as_a_function_of_rows_names_the_right_calls() -> None:
+    """Bug: `df.foreach(sink.process)` only said that process was called before open."""
+    with pytest.raises(
+        IllegalStateError, match=r"writeStream\.foreach\(sink\).*df\.foreachPartition\(sink\.write_part"
+    ):
+        KafkaSink(OPTIONS).process(Row(value="v"))
+
+
 def test_spark_takes_the_sink_as_a_writer() -> None:
     assert not callable(KafkaSink(OPTIONS))
 
