@@ -428,7 +428,7 @@ class _Call(Generic[Item, Value]):
         if metadata.fetch().is_bootstrap_configured:  # no broker is reached, so there is no other reason
             return metadata.why_unanswered()
         failure = metadata.connection_failure
-        return f"{work.last_reason} {failure}" if failure else work.last_reason
+        return work.last_reason if failure is None or failure in work.last_reason else f"{work.last_reason} {failure}"
 
     def _doubt_what_is_on_its_way(self) -> None:
         for flight in self.flights:

@@ -295,8 +295,10 @@ class RequestClient:
         """Fail the unsent requests of nodes whose connection failed. The client fails those in flight."""
         for node in self._unsent.nodes():
             if self._client.connection_failed(node):
+                why = self._metadata.node_failure(node.id_string)
                 lost = DisconnectError(
-                    f"The connection to {node} failed before the request could be sent.", node=node.id_string
+                    f"The connection to {node} failed before the request could be sent{f': {why}' if why else '.'}",
+                    node=node.id_string,
                 )
                 error = self._client.authentication_error(node) or lost
                 for unsent in self._unsent.take_all(node):

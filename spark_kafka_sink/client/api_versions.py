@@ -131,17 +131,21 @@ class VersionDiscovery:
                 self._unproved[node_id] = versions
                 return False
         self._were_connected.add(node_id)
-        self._registry.update(node_id, versions)
+        self._note_ready(node_id, versions)
         return True
 
     def on_cluster(self, node_id: str, response: Message) -> None:
         """Raise KafkaError if the node belongs to another cluster than the metadata. A node need not say it."""
         known, found = self._metadata_updater.cluster_id, response.cluster_id
         if found is None or known is None or found == known:
-            self._registry.update(node_id, self._unproved.pop(node_id))
+            self._note_ready(node_id, self._unproved.pop(node_id))
             return
         self._metadata_updater.note_another_cluster()
         raise KafkaError(
             f"Node {node_id} belongs to another cluster now: {one_line(found)} instead of {one_line(known)}. It gets no"
             " records of this client."
         )
+
+    def _note_ready(self, node_id: str, versions: NodeApiVersions) -> None:
+        self._registry.update(node_id, versions)
+        self._metadata_updater.note_reachable(node_id)

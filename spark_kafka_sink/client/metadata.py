@@ -87,6 +87,7 @@ class Metadata:
         self._unauthorized_topics: frozenset[str] = frozenset()
         self._leader_epochs: dict[TopicPartition, int] = {}
         self._connection_failure: str | None = None
+        self._node_failures: dict[str, str] = {}
         self._is_nonsense = False
 
     # ---- what subclasses choose ------------------------------------------------------------------------------------
@@ -141,10 +142,25 @@ class Metadata:
         """Whether a node ever refused this client. The next connection would show the same certificate or password."""
         return self._was_refused
 
-    def note_connection_failure(self, reason: str, *, is_nonsense: bool = False) -> None:
+    def node_failure(self, node_id: str) -> str | None:
+        """Return why the last attempt to connect to this node failed; None if it did not. Metadata of other nodes does
+        not end it.
+        """
+        return self._node_failures.get(node_id)
+
+    @property
+    def node_failures(self) -> Mapping[str, str]:
+        """By the id of each node that cannot be connected to: why."""
+        return self._node_failures.copy()
+
+    def note_connection_failure(self, node_id: str, reason: str, *, is_nonsense: bool = False) -> None:
         """`is_nonsense`: what the node sent is not the Kafka protocol."""
-        self._connection_failure = reason
+        self._connection_failure = self._node_failures[node_id] = reason
         self._is_nonsense = is_nonsense
+
+    def note_reachable(self, node_id: str) -> None:
+        """The last attempt to connect to the node did not fail."""
+        self._node_failures.pop(node_id, None)
 
     def no_broker_text(self, servers: Iterable[tuple[str, int]], limit: str) -> str:
         """Return a text that no broker of bootstrap.servers answered within `limit`, and why. If a server sent data
@@ -245,6 +261,8 @@ class Metadata:
             previous_id = self._cache.cluster_id
             self._cache = self.handle_metadata_response(response, is_partial, now_ms)
             cluster_id = self._cache.cluster_id
+            for node_id in [each for each in self._node_failures if int(each) not in self._cache.nodes]:
+                del self._node_failures[node_id]
             answered = {topic.name for topic in response.topics}  # errors of other topics were raised, or are kept
             self._invalid_topics = self._cache.invalid_topics & (answered | self._invalid_topics)
             self._unauthorized_topics = self._cache.unauthorized_topics & (answered | self._unauthorized_topics)

@@ -84,6 +84,12 @@ class MetadataUpdater(Protocol):
         """
         ...
 
+    def note_reachable(self, node_id: str) -> None:
+        """The last attempt to connect to the node did not fail: the connection is ready for requests, or was lost later
+        than that.
+        """
+        ...
+
     def handle_failed_request(self, fatal: KafkaError | None, now_ms: int) -> None:
         """The metadata request in flight will not be answered."""
         ...
@@ -137,6 +143,9 @@ class DefaultMetadataUpdater:
     def note_another_cluster(self) -> None:
         self._is_elsewhere = True
 
+    def note_reachable(self, node_id: str) -> None:
+        self._metadata.note_reachable(node_id)
+
     def is_update_due(self, now_ms: int) -> bool:
         return self._in_progress is None and self._metadata.time_to_next_update(now_ms) == 0
 
@@ -170,14 +179,14 @@ class DefaultMetadataUpdater:
 
     def handle_disconnect(
         self,
-        node_id: str,  # noqa: ARG002 - of the interface
+        node_id: str,
         reason: str,
         fatal: KafkaError | None,
         now_ms: int,
         *,
         is_nonsense: bool = False,
     ) -> None:
-        self._metadata.note_connection_failure(reason, is_nonsense=is_nonsense)
+        self._metadata.note_connection_failure(node_id, reason, is_nonsense=is_nonsense)
         if self.is_update_due(now_ms):
             self.handle_failed_request(None, now_ms)
         if fatal is not None:

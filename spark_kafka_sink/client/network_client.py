@@ -437,19 +437,21 @@ class NetworkClient:
     def _lost(self, node_id: str, loss: _Loss, now_ms: int) -> list[ClientResponse]:
         """Handle the loss of a connection. Return the outcomes of the requests in flight on it."""
         state = loss.state
+        was_attempt = self._states.is_preparing(node_id)
         self._states.disconnected(node_id, now_ms)
         self._discovery.forget(node_id)
         refusal = None
         if state.kind is ChannelKind.AUTHENTICATION_FAILED and state.error is not None:
             refusal = state.error
             self._states.authentication_failed(node_id, refusal, now_ms)
-        reason = f"Connection to node {node_id} lost ({state.kind.name.lower()}): {state.error}"
         is_nonsense = isinstance(state.error, ProtocolError)
-        if is_nonsense:
-            reason = str(state.error)
+        lost = f"Connection to node {node_id} lost ({state.kind.name.lower()})"
+        reason = str(state.error) if is_nonsense else f"{lost}: {state.error}"
         self._log_loss(node_id, state, reason, now_ms)
         cancelled = self._cancel_in_flight(node_id, loss, refusal, now_ms)
         self._metadata_updater.handle_disconnect(node_id, reason, refusal, now_ms, is_nonsense=is_nonsense)
+        if not was_attempt:
+            self._metadata_updater.note_reachable(node_id)
         return cancelled
 
     def _log_loss(self, node_id: str, state: ChannelState, reason: str, now_ms: int) -> None:

@@ -301,8 +301,10 @@ class BatchOutcomes:
     def expiry_error(self, batch: ProducerBatch) -> KafkaTimeoutError:
         """Return the error of records that were not acknowledged in time."""
         leader = self._metadata.fetch().leader_for(batch.topic_partition)
+        lost = None if leader is None else self._metadata.node_failure(leader.id_string)
         if batch.last_error is not None:
             why = f"the last of {batch.attempts} failed attempts said: {batch.last_error}{self._quota(batch, leader)}"
+            why += f" Its leader {leader} is not connected: {lost}" if lost is not None else ""
         elif batch.is_in_flight:
             why = f"they were sent and not answered.{self._quota(batch, leader)}"
         elif leader is None:
@@ -310,7 +312,8 @@ class BatchOutcomes:
         else:
             idempotence = self._idempotence
             reason = None if idempotence is None else idempotence.reason_to_wait(batch.topic_partition)
-            why = reason or f"they could not be sent; is its broker reachable?{self._quota(batch, leader)}"
+            unsent = "; is its broker reachable?" if lost is None else f" to {leader}, which is not connected: {lost}"
+            why = reason or f"they could not be sent{unsent}{self._quota(batch, leader)}"
         return KafkaTimeoutError(
             f"{batch.record_count} records for {batch.topic_partition} were not acknowledged within"
             f" delivery.timeout.ms={self._delivery_timeout_ms}: {why}",

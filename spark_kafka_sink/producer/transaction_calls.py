@@ -12,7 +12,13 @@ from typing import Final, TypeVar
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError, ProducerClosedError
+from spark_kafka_sink.common.errors import (
+    BufferExhaustedError,
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerClosedError,
+)
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_fields import checked_group, checked_offsets
@@ -21,6 +27,8 @@ from spark_kafka_sink.producer.transaction_requests import GroupMetadata, Offset
 from spark_kafka_sink.producer.transactions import PreparedTransaction, State, TransactionManager
 
 _Result = TypeVar("_Result")
+_MOST_NAMED: Final = 3
+"""Brokers that one error names."""
 
 
 class TransactionCalls:
@@ -156,9 +164,17 @@ class TransactionCalls:
         if isinstance(cause, IllegalStateError) and not isinstance(cause, ProducerClosedError):
             return
         error = _as_kafka_error(cause, "A send")
+        if isinstance(error, BufferExhaustedError) and not error.hint:
+            error.hint = self._why_slow()
         self._sender.explained(error)
         if self._manager is not None:
             self._manager.handle_refused_record(error, send)
+
+    def _why_slow(self) -> str:
+        """Return the brokers that cannot be connected to, because their records may fill the memory."""
+        failures, nodes = self._metadata.node_failures, self._metadata.fetch().nodes
+        away = [node for node in nodes if node.id_string in failures][:_MOST_NAMED]
+        return "".join(f" {node} is not connected: {failures[node.id_string]}" for node in away)
 
     def _why_late(self, manager: TransactionManager, limit: str) -> str:
         """Return what an unfinished operation waits for, as far as it is known."""
@@ -166,7 +182,7 @@ class TransactionCalls:
             return manager.sends.reason_for_delay
         if self._metadata.fetch().is_bootstrap_configured:
             return f" {self._metadata.no_broker_text(self._config.bootstrap_servers, limit)}"
-        failure = self._metadata.connection_failure
+        failure = self._metadata.node_failure(manager.pending.unreachable_node) or self._metadata.connection_failure
         lost = "" if failure is None else f" The last lost connection: {failure}"
         return manager.pending.reason_for_delay + lost
 

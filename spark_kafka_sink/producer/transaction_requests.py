@@ -115,11 +115,14 @@ class PendingOperation:
         """Why the operation takes so long: the last error after which a request of it was sent again."""
         self.last_loss: str | None = None
         """The last request of the operation without an answer, in words."""
+        self.unreachable_node = ""
+        """The id of the last node that could not be reached."""
         self._closed_by: KafkaError | None = None
 
     def begin(self, operation: str, what: object = None) -> OperationResult:
         self._result = OperationResult(operation, what)
         self.last_refusal = self.last_loss = None
+        self.unreachable_node = ""
         return self._result
 
     def joined(self, operation: str, what: object = None) -> OperationResult | None:
@@ -606,6 +609,7 @@ class TransactionQueue:
         """Send `request` again, perhaps to another node, unless another thread has taken it back."""
         with self._lock:
             self._pending.last_loss = f"{node or 'A broker'} cannot be reached."
+            self._pending.unreachable_node = "" if node is None else node.id_string
             if request in self._waiting:
                 self.lost(request, now_ms)
 

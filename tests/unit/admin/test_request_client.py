@@ -167,12 +167,14 @@ def test_lost_connection_fails_the_sent_request(bench: Bench) -> None:
 
 
 def test_failed_connection_fails_unsent_requests(bench: Bench) -> None:
+    """Bug: the error did not say why the connection failed."""
     bench.rig.network.refusing.add(0)
     node = bench.rig.node(0)
     future = bench.client.send(node, ASK)
     bench.finish(future, timeout_ms=1_000)
     assert isinstance(future.error, DisconnectError)
     assert "broker-0" in str(future.error)
+    assert str(future.error).endswith("cannot be connected to: Connection refused.")
 
 
 def test_answer_to_another_request_fails_it_with_the_reason(bench: Bench) -> None:

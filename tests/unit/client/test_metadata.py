@@ -636,10 +636,21 @@ def test_update_after_close_raises(metadata: SomeTopics) -> None:
 
 def test_cause_of_failed_connections_is_kept_until_metadata_arrives(metadata: SomeTopics) -> None:
     assert metadata.connection_failure is None
-    metadata.note_connection_failure("refused")
+    metadata.note_connection_failure("-1", "refused")
     assert metadata.connection_failure == "refused"
     update(metadata, response())
     assert metadata.connection_failure is None
+
+
+def test_cause_of_a_nodes_lost_connection_is_kept_until_it_is_ready_or_gone(metadata: SomeTopics) -> None:
+    update(metadata, response())
+    for node_id in ("1", "2", "9"):
+        metadata.note_connection_failure(node_id, f"refused by {node_id}")
+    metadata.note_reachable("2")
+    update(metadata, response())
+    assert [metadata.node_failure(node_id) for node_id in ("1", "2", "9")] == ["refused by 1", None, None]
+    metadata.rebootstrap()  # the node is still away
+    assert metadata.node_failures == {"1": "refused by 1"}
 
 
 # ---- leaders unknown to the brokers, and readers beside the writer

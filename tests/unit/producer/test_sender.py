@@ -22,6 +22,7 @@ from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.versions import KAFKA_2_1
 
 from spark_kafka_sink.client.seams import ClientResponse
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     BrokerError,
     ClusterAuthorizationError,
@@ -808,13 +809,41 @@ def test_unsent_records_fail_at_the_delivery_timeout_with_the_cause() -> None:
 
 
 def test_expiry_with_an_unreachable_broker_names_it() -> None:
+    """Bug: the error did not say which broker, nor why, as soon as another broker had given metadata."""
     harness = warm(SHORT, node_count=2, topics={TOPIC: 2})
     harness.network.cut(0)
     harness.network.refusing.add(0)
     harness.run_for(10)
     delivery = harness.send(b"x", partition=0)
     harness.settle()
-    assert str(delivery.error).endswith(": they could not be sent; is its broker reachable?")
+    leader = str(harness.metadata.fetch().leader_for(TopicPartition(TOPIC, 0)))
+    assert f": they could not be sent to {leader}, which is not connected: Connection to node 0 lost" in str(
+        delivery.error
+    )
+    assert str(delivery.error).endswith("cannot be connected to: Connection refused.")
+
+
+def test_expiry_after_a_lost_answer_says_why_the_leader_is_not_connected() -> None:
+    """Bug: the error had only the first loss, and not what kept the producer from connecting again."""
+    harness = warm(SHORT, node_count=2, topics={TOPIC: 2})
+    harness.network.refusing.add(0)  # it keeps the connection that it has
+    harness.cluster.on(ApiKey.PRODUCE, faults.close_before())
+    delivery = harness.send(b"x", partition=0)
+    harness.settle()
+    assert "failed attempts said: Node 0 disconnected before it answered." in str(delivery.error)
+    assert "Its leader broker-0" in str(delivery.error)
+    assert str(delivery.error).endswith("cannot be connected to: Connection refused.")
+
+
+def test_expiry_with_a_leader_that_was_lost_and_is_connected_names_no_loss() -> None:
+    harness = warm({**SHORT, "linger.ms": "0"}, node_count=2, topics={TOPIC: 2})
+    harness.network.cut(0)
+    harness.run_for(2_000)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(NotEnoughReplicasError), times=None)
+    delivery = harness.send(b"x", partition=0)
+    harness.settle()
+    assert isinstance(delivery.error, KafkaTimeoutError)
+    assert "not connected" not in str(delivery.error)
 
 
 def test_expiry_in_flight_under_a_quota_names_the_throttle() -> None:

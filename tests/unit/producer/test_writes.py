@@ -306,6 +306,20 @@ def test_memory_that_stays_full_fails_the_write_after_max_block_ms() -> None:
     assert failed.value.report.failed > 0
 
 
+def test_memory_that_fills_up_for_a_broker_that_is_away_names_it() -> None:
+    """Bug: the error said only that brokers are slow, although the leader could not be connected to."""
+    settings = {"buffer.memory": "65536", "batch.size": "8192", "max.request.size": "32768", "max.block.ms": "2000"}
+    harness = ProducerHarness({**settings, "delivery.timeout.ms": "130000"}, node_count=2)
+    harness.warm_up()
+    harness.network.cut(0)
+    harness.network.refusing.add(0)
+    batches = (pa.record_batch({"value": ["x" * 500] * 100}) for _ in range(40))
+    with pytest.raises(KafkaTimeoutError) as failed:
+        harness.write(stream(batches))
+    assert "buffer.memory=65536 stayed full for max.block.ms=2000" in str(failed.value)
+    assert "broker-0:9092 (id 0) is not connected: Connection to node 0 lost" in str(failed.value)
+
+
 @pytest.mark.parametrize("topic", [TOPIC, None])
 def test_max_block_ms_holds_for_an_unknown_topic(topic: str | None) -> None:
     harness = ProducerHarness({"max.block.ms": "700"}, topics={})
