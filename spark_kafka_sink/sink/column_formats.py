@@ -168,7 +168,7 @@ def _struct(data_type: Any, path: str, zone: str) -> pa.DataType:
         raise SchemaError(f"{path}: two fields have the name '{twice[0]}'. Rename one of them.")
     return pa.struct(
         [
-            pa.field(each.name, arrow_type(each.dataType, f"{path}.{each.name}", zone), nullable=each.nullable)
+            _field(each.name, arrow_type(each.dataType, f"{path}.{each.name}", zone), each.nullable)
             for each in data_type.fields
         ]
     )
@@ -176,13 +176,22 @@ def _struct(data_type: Any, path: str, zone: str) -> pa.DataType:
 
 def _list(data_type: Any, path: str, zone: str) -> pa.DataType:
     element = arrow_type(data_type.elementType, f"{path}.element", zone)
-    return pa.list_(pa.field("element", element, nullable=data_type.containsNull))
+    return pa.list_(_field("element", element, data_type.containsNull))
 
 
 def _map(data_type: Any, path: str, zone: str) -> pa.DataType:
-    key = pa.field("key", arrow_type(data_type.keyType, f"{path}.key", zone), nullable=False)
+    key = arrow_type(data_type.keyType, f"{path}.key", zone)
+    if pa.types.is_null(key):
+        raise SchemaError(
+            f"{path}.key has the type void, which no format takes: cast the map, as in CAST(map() AS MAP<STRING, INT>)."
+        )
     value = arrow_type(data_type.valueType, f"{path}.value", zone)
-    return pa.map_(key, pa.field("value", value, nullable=data_type.valueContainsNull))
+    return pa.map_(_field("key", key, False), _field("value", value, data_type.valueContainsNull))
+
+
+def _field(name: str, data_type: pa.DataType, nullable: bool) -> pa.Field:
+    """Return a field. That of nulls is nullable, as pyarrow demands: in Spark the elements of `array()` are not."""
+    return pa.field(name, data_type, nullable=nullable or pa.types.is_null(data_type))
 
 
 _NESTED: Final[dict[type, Callable[[Any, str, str], pa.DataType]]] = {

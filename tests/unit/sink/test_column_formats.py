@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import types as spark_types
 from pyspark.sql.pandas.types import to_arrow_type
@@ -35,6 +36,7 @@ from pyspark.sql.types import (
 
 from spark_kafka_sink.common.errors import KafkaError, SchemaError
 from spark_kafka_sink.serialization import format_options, schemas
+from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.column_format import ColumnFormat
 from spark_kafka_sink.sink import column_formats
 from spark_kafka_sink.sink.column_formats import arrow_type, check_formats, with_column_formats
@@ -111,6 +113,24 @@ def test_two_fields_of_one_name_are_refused_with_their_path() -> None:
     with pytest.raises(SchemaError, match=r"value\.s\.element: two fields have the name 'a'\. Rename one of them"):
         arrow_type(StructType([StructField("s", ArrayType(twins))]), "value")
     assert [field.name for field in arrow_type(StructType(twins.fields[:2]), "value")] == ["a", "A"]
+
+
+def test_an_array_without_a_type_for_its_elements_is_taken() -> None:
+    """Bug: `array()` raised pyarrow's ValueError, "A null type field may not be non-nullable"."""
+    empty = frame(a=ArrayType(NullType(), containsNull=False), m=MapType(StringType(), NullType(), False))
+    made = arrow_type(empty, "value")
+    assert made.field("a").type == pa.list_(pa.field("element", pa.null()))
+    found = with_column_formats(config(value_format="json"), frame(value=empty)).column_formats
+    assert found is not None
+    assert found.value is not None
+    encoder = ColumnEncoder(found.value.column_format, made)
+    assert encoder.encode(pa.array([{"a": [], "m": []}], made)).values.to_pylist() == [b'{"a":[],"m":{}}']
+
+
+def test_a_map_without_a_type_for_its_keys_is_refused_with_its_path() -> None:
+    """Bug: `map()` raised the same ValueError."""
+    with pytest.raises(SchemaError, match=r"value\.m\.key has the type void, which no format takes: cast the map"):
+        arrow_type(frame(m=MapType(NullType(), NullType(), False)), "value")
 
 
 def test_without_formats_the_configuration_is_the_same() -> None:
