@@ -55,7 +55,7 @@ def run_query(stream: DataFrame, write_batch: Callable[[DataFrame, int], object]
     query = (
         stream.writeStream.outputMode("update")
         .option("checkpointLocation", str(folder / "checkpoint"))
-        .foreachBatch(write_batch)
+        .foreachBatch(write_batch)  # type: ignore[arg-type]
         .trigger(availableNow=True)
         .start()
     )
