@@ -125,13 +125,6 @@ class Cluster:
         }
 
     @cached_property
-    def _partitions_by_node(self) -> dict[int, tuple[TopicPartition, ...]]:
-        found: dict[int, list[TopicPartition]] = {node.id: [] for node in self.nodes}
-        for place, leader in self.leaders.items():
-            found.setdefault(leader.id, []).append(place)
-        return {node_id: tuple(places) for node_id, places in found.items()}
-
-    @cached_property
     def leaders(self) -> Mapping[TopicPartition, Node]:
         """The leader of each partition that has one."""
         return {place: info.leader for place, info in self._info_by_topic_partition.items() if info.leader is not None}
@@ -154,10 +147,6 @@ class Cluster:
     def available_partitions_for_topic(self, topic: str) -> tuple[PartitionInfo, ...]:
         """Return the partitions that have a leader."""
         return self._available_partitions_by_topic.get(topic, ())
-
-    def partitions_for_node(self, node_id: int) -> tuple[TopicPartition, ...]:
-        """Return the partitions that the node leads."""
-        return self._partitions_by_node.get(node_id, ())
 
     def partition_count_for_topic(self, topic: str) -> int | None:
         """Return the number of partitions, or None if the topic is not known."""

@@ -560,7 +560,7 @@ def _sender_of(producer: KafkaProducer, client: KafkaClient, idempotence: Idempo
         accumulator=producer._accumulator,
         idempotence=idempotence,
         metrics=producer._metrics,
-        on_loads=producer._partitioners.update_loads,
+        partitioners=producer._partitioners,
         clock=producer._clock,
         telemetry=producer._telemetry,
     )

@@ -174,6 +174,10 @@ class Partitioners(dict[str, StickyPartitioner]):
             return partition_for_key(key, count)
         return self[topic].take(size, cluster, count)
 
+    def uses_loads(self, topic: str) -> bool:
+        """Return whether a choice for the topic depends on the loads of its partitions. Any thread."""
+        return self._is_adaptive and topic in self
+
     def update_loads(self, topic: str, queue_sizes: Mapping[int, int], available_count: int) -> None:
         """As `StickyPartitioner.update_loads`. Ignores topics without a partitioner."""
         if (partitioner := self.get(topic)) is not None:

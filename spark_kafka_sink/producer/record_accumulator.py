@@ -110,18 +110,64 @@ class PartitionQueue:
 class PartitionQueues(dict[TopicPartition, PartitionQueue]):
     """A queue for each partition that is asked for by `[...]`. `get` makes none."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.queued: dict[TopicPartition, PartitionQueue] = {}
+        """All queues with batches, and maybe others: those that were drained last come last. The Sender looks only at
+        these in its turns, because a producer may have written to thousands of other partitions before.
+        """
+        self._cluster: Cluster | None = None
+        self._asked: set[str] = set()
+        """The topics that `sizes` was asked for last."""
+
     def __missing__(self, topic_partition: TopicPartition) -> PartitionQueue:
         queue = self[topic_partition] = PartitionQueue(topic_partition)
         return queue
 
-    def forget_idle(self, idle: Iterable[TopicPartition]) -> None:
-        """Forget these empty queues, of topics that metadata has forgotten.
+    def append(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        self.queued[queue.topic_partition] = queue  # first, because Ctrl-C may come in between
+        queue.batches.append(batch)
 
-        Else every turn of a producer that writes to ever new topics would visit them all. A batch that is queued again
-        gets a new queue.
+    def put_back(self, batch: ProducerBatch) -> None:
+        queue = self.queued[batch.topic_partition] = self[batch.topic_partition]
+        queue.put_back(batch)
+
+    def drop_emptied(self, emptied: Iterable[TopicPartition]) -> None:
+        """Note that these queues have no batches."""
+        for topic_partition in emptied:
+            del self.queued[topic_partition]
+
+    def move_back(self, drained: Iterable[TopicPartition]) -> None:
+        """Note that these queues were drained, so that the next turn is that of the others."""
+        for topic_partition in drained:
+            self.queued[topic_partition] = self.queued.pop(topic_partition)
+
+    def forget_idle(self, cluster: Cluster) -> None:
+        """Forget the empty queues of topics that metadata has forgotten, if `cluster` is new.
+
+        Else a producer that writes to ever new topics would keep them all. A batch that is queued again gets a new
+        queue.
         """
+        if cluster is self._cluster:
+            return
+        self._cluster, leaders = cluster, cluster.leaders
+        idle = [
+            each for each, queue in self.items() if each not in leaders and not queue.batches and not queue.is_muted
+        ]
         for topic_partition in idle:
             del self[topic_partition]
+
+    def sizes(self, topics: set[str], cluster: Cluster) -> dict[str, dict[int, int]]:
+        """Return the batches of each partition with a leader of `topics`, and of the topics that were asked for last:
+        they may have none now.
+        """
+        before, self._asked = self._asked, topics
+        found: dict[str, dict[int, int]] = {}
+        for topic in before | topics:
+            numbers = [info.partition for info in cluster.available_partitions_for_topic(topic)]
+            queues = zip(numbers, (self.get((topic, each)) for each in numbers), strict=True)  # type: ignore[call-overload]
+            found[topic] = {number: len(queue.batches) for number, queue in queues if queue is not None}
+        return found
 
 
 class IncompleteBatches:
@@ -202,8 +248,10 @@ class ReadyCheck:
     waiting_nodes: set[int] = field(default_factory=set)
     """The leaders of partitions with queued batches."""
     unknown_leader_topics: set[str] = field(default_factory=set)
-    queue_sizes: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Topic → partition with a leader → queued batches: the load for KIP-794."""
+    queue_sizes: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """Topic → partition with a leader → queued batches: the load for KIP-794. Only topics whose loads are used, and
+    that have queued batches or had some in the last check.
+    """
 
     def consider(self, leader: Node, queue: PartitionQueue, in_a_hurry: bool, linger_ms: int, now_ms: int) -> None:
         """Add `leader` to the ready nodes if the first batch of `queue` goes now, else note when it will go."""
@@ -219,6 +267,7 @@ class ReadyCheck:
 
 
 LeaderEpochs = Callable[[TopicPartition], int | None]
+TopicTest = Callable[[str], bool]
 
 
 class RecordAccumulator:
@@ -242,7 +291,6 @@ class RecordAccumulator:
         self._lock = threading.Lock()
         self._queues = PartitionQueues()
         self._incomplete = IncompleteBatches(delivery_timeout_ms)
-        self._drain_index: dict[int, int] = {}
         self._flushes: set[object] = set()
         self._closed = False
 
@@ -384,36 +432,31 @@ class RecordAccumulator:
         capacity = self.sizes.capacity(queue.topic_partition.topic) + HEADER_SIZE
         batch = ProducerBatch(queue.topic_partition, base_timestamp_ms, capacity, now_ms)
         self._incomplete.add(batch)  # first, because a batch that is only queued would never end
-        queue.batches.append(batch)
+        self._queues.append(queue, batch)
         return batch
 
     # ---- ready and drain: the Sender thread ------------------------------------------------------------------------
 
-    def ready(self, cluster: Cluster, leader_epoch_of: LeaderEpochs, now_ms: int) -> ReadyCheck:
-        """Return the nodes that have a batch to send now.
+    def ready(self, cluster: Cluster, leader_epoch_of: LeaderEpochs, uses_loads: TopicTest, now_ms: int) -> ReadyCheck:
+        """Return the nodes that have a batch to send now. `uses_loads`: whether the loads of a topic are used.
 
         A partition can be sent to its leader if its first batch is full or has lingered, memory is exhausted, a flush
         or close is in progress, or a transaction is ending. It must be neither muted nor backing off.
         """
         check = ReadyCheck()
         leaders, ready_nodes = cluster.leaders, check.ready_nodes
-        sizes: dict[int, int] = {}
-        sizes_of: str | None = None
-        idle: list[TopicPartition] = []
+        topics: set[str] = set()
+        emptied: list[TopicPartition] = []
         with self._lock:
             hurry = self.pool.queued > 0 or self._closed or bool(self._flushes) or self._rules.is_completing
-            for topic_partition, queue in self._queues.items():  # for every partition in every turn: avoid calls
-                topic, partition = topic_partition
-                leader = leaders.get(topic_partition)
+            for topic_partition, queue in self._queues.queued.items():  # for many partitions in every turn: avoid calls
                 batches = queue.batches
-                if leader is not None:
-                    if topic is not sizes_of:
-                        sizes, sizes_of = check.queue_sizes.setdefault(topic, {}), topic
-                    sizes[partition] = len(batches)
                 if not batches:
-                    if leader is None and not queue.is_muted:
-                        idle.append(topic_partition)
+                    emptied.append(topic_partition)
                     continue
+                topic = topic_partition[0]
+                topics.add(topic)
+                leader = leaders.get(topic_partition)
                 if leader is None:
                     check.unknown_leader_topics.add(topic)
                     continue
@@ -424,7 +467,9 @@ class RecordAccumulator:
                 batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
                 if batch.is_filled and not queue.is_muted:
                     check.consider(leader, queue, hurry, self._linger_ms, now_ms)
-            self._queues.forget_idle(idle)
+            self._queues.drop_emptied(emptied)
+            self._queues.forget_idle(cluster)
+            check.queue_sizes = self._queues.sizes(set(filter(uses_loads, topics)), cluster)
         return check
 
     def drain(
@@ -444,15 +489,15 @@ class RecordAccumulator:
     def _drain_node(
         self, cluster: Cluster, node: Node, max_size: int, leader_epoch_of: LeaderEpochs, now_ms: int
     ) -> list[ProducerBatch]:
-        """Drain one node, from the partition after the last drain, so that none starves. The caller holds the lock."""
-        partitions = cluster.partitions_for_node(node.id)
+        """Drain one node, from the partition that was not drained for longest, so that none starves. The caller holds
+        the lock.
+        """
+        leaders, node_id = cluster.leaders, node.id
         batches: list[ProducerBatch] = []
         size = 0
-        first = self._drain_index.get(node.id, 0) % len(partitions) if partitions else 0
-        for index in (*range(first, len(partitions)), *range(first)):
-            topic_partition = partitions[index]
-            queue = self._queues.get(topic_partition)
-            if queue is None or queue.is_muted or not queue.batches:
+        for topic_partition, queue in self._queues.queued.items():
+            leader = leaders.get(topic_partition)
+            if leader is None or leader.id != node_id or queue.is_muted or not queue.batches:
                 continue
             batch = queue.batches[0]
             batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
@@ -460,8 +505,7 @@ class RecordAccumulator:
                 continue
             batch_size = self.sizes.on_wire(batch)
             if batches and size + batch_size > max_size:
-                self._drain_index[node.id] = index
-                return batches
+                break
             if self._rules.must_wait(batch):
                 continue
             batch.is_in_flight = True
@@ -471,6 +515,7 @@ class RecordAccumulator:
             batch.drained_ms = now_ms
             size += batch_size
             batches.append(batch)
+        self._queues.move_back(batch.topic_partition for batch in batches)
         return batches
 
     def reenqueue(self, batch: ProducerBatch, error: KafkaError, now_ms: int) -> None:
@@ -478,7 +523,7 @@ class RecordAccumulator:
         retry_at_ms = now_ms + self._retry_backoff.backoff_ms(batch.attempts)
         with self._lock:
             batch.mark_attempt(error, now_ms, retry_at_ms)
-            self._queues[batch.topic_partition].put_back(batch)
+            self._queues.put_back(batch)
         batch.is_in_flight = False
 
     def split_and_reenqueue(self, batch: ProducerBatch, now_ms: int) -> list[ProducerBatch]:
@@ -491,9 +536,8 @@ class RecordAccumulator:
                 part.share_memory(memory)
             batch.forget_records()
             self._incomplete.replace(batch, parts)
-            queue = self._queues[batch.topic_partition]
             for part in reversed(parts):
-                queue.put_back(part)
+                self._queues.put_back(part)
             for part in parts:
                 self._rules.on_split_part(part)
         batch.result.mark_done()
@@ -550,7 +594,7 @@ class RecordAccumulator:
     @property
     def has_undrained(self) -> bool:
         with self._lock:
-            return any(queue.batches for queue in self._queues.values())
+            return any(queue.batches for queue in self._queues.queued.values())
 
     @property
     def has_incomplete(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final
 
@@ -28,7 +28,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.common.texts import one_line
 from spark_kafka_sink.producer.idempotence import ClusterWatch, OutgoingRequest, ProducerIdentity, TopicWatch
 from spark_kafka_sink.producer.metrics import ProducerMetrics
-from spark_kafka_sink.producer.partitioner import NodeAvailability
+from spark_kafka_sink.producer.partitioner import NodeAvailability, Partitioners
 from spark_kafka_sink.producer.produce_response import BatchOutcomes
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
@@ -62,10 +62,6 @@ class _MetadataWatch:
             identity.leaders_are_new(topics)
 
 
-LoadListener = Callable[[str, Mapping[int, int], int], None]
-"""Called with (topic, queued batches of partitions with available brokers, number of partitions with a leader)."""
-
-
 class Sender:
     """The loop of the Sender thread."""
 
@@ -79,7 +75,7 @@ class Sender:
         accumulator: RecordAccumulator,
         idempotence: Idempotence | None,
         metrics: ProducerMetrics,
-        on_loads: LoadListener,
+        partitioners: Partitioners,
         clock: Clock,
         telemetry: ClientTelemetry | None = None,
     ) -> None:
@@ -90,7 +86,7 @@ class Sender:
         self._idempotence = idempotence
         self._transactions = idempotence if isinstance(idempotence, TransactionManager) else None
         self._metrics = metrics
-        self._on_loads = on_loads
+        self._partitioners = partitioners
         self._clock = clock
         self._telemetry, self._telemetry_ms = telemetry, FOREVER_MS
         self._codec = codec
@@ -349,7 +345,7 @@ class Sender:
         """Drain and send ready batches. Return how long the poll may wait, in ms."""
         cache = self._metadata.cache
         epoch_of = cache.leader_epoch
-        check = self._accumulator.ready(cache.cluster, epoch_of, now_ms)
+        check = self._accumulator.ready(cache.cluster, epoch_of, self._partitioners.uses_loads, now_ms)
         for topic in check.unknown_leader_topics:
             self._metadata.add(topic, now_ms)
             self._metadata.request_update(reset_equivalent_backoff=False)
@@ -429,7 +425,7 @@ class Sender:
         unavailable = self._availability.unavailable(now_ms)
         for topic, queue_sizes in check.queue_sizes.items():
             available = cache.cluster.available_partitions_for_topic(topic)
-            self._on_loads(topic, _usable(queue_sizes, available, unavailable), len(available))
+            self._partitioners.update_loads(topic, _usable(queue_sizes, available, unavailable), len(available))
 
     def _send_produce_request(self, node_id: int, batches: list[ProducerBatch], now_ms: int) -> None:
         by_topic: dict[str, list[tuple[int, RecordChunks]]] = {}

@@ -38,10 +38,7 @@ def test_only_partitions_with_a_leader_are_available(cluster: Cluster) -> None:
     assert cluster.available_partitions_for_topic("none") == ()
 
 
-def test_partitions_are_found_by_their_leader(cluster: Cluster) -> None:
-    assert cluster.partitions_for_node(0) == (TopicPartition("t", 2),)
-    assert cluster.partitions_for_node(1) == (TopicPartition("t", 0),)
-    assert cluster.partitions_for_node(9) == ()
+def test_leaders_are_those_of_partitions_that_have_one(cluster: Cluster) -> None:
     assert cluster.leaders == {TopicPartition("t", 2): A, TopicPartition("t", 0): B}
 
 
@@ -56,7 +53,6 @@ def test_id_string_follows_the_id_and_is_not_compared() -> None:
 def test_leader_that_is_not_among_the_nodes_is_found_too() -> None:
     stranger = Node(5, "s", 1)
     cluster = Cluster(partitions=(PartitionInfo("t", 0, stranger),))
-    assert cluster.partitions_for_node(5) == (TopicPartition("t", 0),)
     assert cluster.leader_for(TopicPartition("t", 0)) is stranger
 
 

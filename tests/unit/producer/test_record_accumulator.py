@@ -117,7 +117,7 @@ class Rig:
         return result, future
 
     def ready(self, cluster: Cluster, epochs: LeaderEpochs = no_epochs) -> ReadyCheck:
-        return self.accumulator.ready(cluster, epochs, self.now_ms)
+        return self.accumulator.ready(cluster, epochs, lambda _: True, self.now_ms)
 
     def drain(
         self,
@@ -542,6 +542,42 @@ def test_loads_are_counted_by_topic_in_whatever_order_partitions_come() -> None:
     check = rig.ready(Cluster(nodes=NODES, partitions=infos))
     assert check.queue_sizes == {"ab": {0: 1, 1: 3}, "cd": {0: 2, 1: 4}}
     assert check.waiting_nodes == {0}
+
+
+def test_loads_are_counted_for_topics_that_use_them_and_once_more_when_no_batch_waits() -> None:
+    rig = Rig(batch_size=1)
+    rig.append(0)
+    check = rig.accumulator.ready(cluster_of(0), no_epochs, lambda topic: topic != TOPIC, rig.now_ms)
+    assert check.queue_sizes == {}
+    assert rig.ready(cluster_of(0)).queue_sizes == {TOPIC: {0: 1}}
+    rig.drain_one(cluster_of(0))
+    assert rig.ready(cluster_of(0)).queue_sizes == {TOPIC: {0: 0}}
+    assert rig.ready(cluster_of(0)).queue_sizes == {}
+
+
+def test_turn_looks_only_at_partitions_with_batches() -> None:
+    """Bug: each turn of the Sender looked at all partitions that were ever written to: with 17 topics of 200 partitions
+    it took two thirds longer than with one.
+    """
+    rig = Rig(batch_size=1, memory=1_000_000)
+    cluster = cluster_of(*[0] * 1_000)
+    for partition in range(1_000):
+        rig.append(partition)
+    while rig.drain(cluster):
+        pass
+    rig.ready(cluster)
+    rig.append(500)
+    looked_at: list[TopicPartition] = []
+
+    class Leaders(dict[TopicPartition, Node]):
+        def get(self, key: TopicPartition, default: Any = None) -> Any:
+            looked_at.append(key)
+            return super().get(key, default)
+
+    vars(cluster)["leaders"] = Leaders(cluster.leaders)
+    assert set(rig.ready(cluster).ready_nodes) == {0}
+    assert rig.drain_one(cluster).topic_partition == place(500)
+    assert set(looked_at) == {place(500)}
 
 
 def test_nodes_with_waiting_batches_are_reported_ready_or_not() -> None:
