@@ -23,7 +23,7 @@ from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_fields import checked_group, checked_offsets
 from spark_kafka_sink.producer.sender import Sender
-from spark_kafka_sink.producer.transaction_requests import GroupMetadata, Offsets, OperationResult
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata, Offsets, OperationResult, interrupted
 from spark_kafka_sink.producer.transactions import PreparedTransaction, State, TransactionManager
 
 _Result = TypeVar("_Result")
@@ -143,7 +143,7 @@ class TransactionCalls:
             manager.sends.end_table(table)
         except BaseException as cause:  # also misuse: a reader of the table may call anything
             is_misuse = isinstance(cause, IllegalStateError) and not isinstance(cause, ProducerClosedError)
-            error = _interrupted(cause, "A write") if is_misuse else _as_kafka_error(cause, "A send")
+            error = interrupted(cause, "A write") if is_misuse else _as_kafka_error(cause, "A send")
             manager.lose(self._sender.explained(error), table)
             raise
         finally:
@@ -190,8 +190,4 @@ class TransactionCalls:
 def _as_kafka_error(cause: BaseException, call: str) -> KafkaError:
     if isinstance(cause, KafkaError):
         return cause
-    return _interrupted(cause, call)
-
-
-def _interrupted(cause: BaseException, call: str) -> KafkaError:
-    return KafkaError(f"{call} was interrupted by {type(cause).__name__}: {cause}")
+    return interrupted(cause, call)

@@ -106,10 +106,12 @@ class PendingOperation:
     """The one operation that may be under way.
 
     An operation goes on when its caller stops waiting. Its outcome is kept until the same operation is called again
-    with the same arguments. No other operation may begin before that.
+    with the same arguments. No other operation may begin before that. `undo` gets the error of an operation that was
+    interrupted as it began: the state may be that of the operation, without a request that ends it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, undo: Callable[[KafkaError], None]) -> None:
+        self._undo = undo
         self._result: OperationResult | None = None
         self.last_refusal: KafkaError | None = None
         """Why the operation takes so long: the last error after which a request of it was sent again."""
@@ -119,11 +121,22 @@ class PendingOperation:
         """The id of the last node that could not be reached."""
         self._closed_by: KafkaError | None = None
 
-    def begin(self, operation: str, what: object = None) -> OperationResult:
-        self._result = OperationResult(operation, what)
+    def begin(self, operation: str, enqueue: Callable[[OperationResult], None], what: object = None) -> OperationResult:
+        """Begin an operation, whose request `enqueue` puts into the queue. If that raises, perhaps because of Ctrl-C,
+        the operation is not under way.
+        """
+        result = OperationResult(operation, what)
+        try:
+            enqueue(result)
+        except IllegalStateError:  # misuse, refused before anything changed
+            raise
+        except BaseException as cause:
+            self._undo(interrupted(cause, operation))
+            raise
+        self._result = result
         self.last_refusal = self.last_loss = None
         self.unreachable_node = ""
-        return self._result
+        return result
 
     def joined(self, operation: str, what: object = None) -> OperationResult | None:
         """Return the result of the same operation with the same arguments, if its caller has not got the outcome.
@@ -167,6 +180,11 @@ class PendingOperation:
 
     def is_under_way(self, operation: str) -> bool:
         return self._result is not None and self._result.operation == operation and not self._result.is_done
+
+
+def interrupted(cause: BaseException, call: str) -> KafkaError:
+    """Return the error of a transaction in which a call was interrupted, by Ctrl-C for example."""
+    return KafkaError(f"{call} was interrupted by {type(cause).__name__}: {cause}")
 
 
 # ---- what an error code leads to -------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import enum
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
@@ -81,7 +82,7 @@ _MOVES: Final[Mapping[State, frozenset[State]]] = {
     State.IN_TRANSACTION: frozenset({State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR}),
     State.PREPARED: frozenset({State.INITIALIZING, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR}),
     State.COMMITTING: frozenset({State.UNINITIALIZED, State.INITIALIZING, State.READY, State.ABORTABLE_ERROR}),
-    State.ABORTING: frozenset({State.UNINITIALIZED, State.INITIALIZING, State.READY}),
+    State.ABORTING: frozenset({State.UNINITIALIZED, State.INITIALIZING, State.READY, State.ABORTABLE_ERROR}),
     State.ABORTABLE_ERROR: frozenset({State.ABORTABLE_ERROR, State.ABORTING}),
     State.FATAL_ERROR: frozenset(),
 }
@@ -268,7 +269,7 @@ class TransactionManager:
         self._finalized_feature = finalized_feature
         self._lock = threading.RLock()
         self.sends = JoinedSends(self.machine, self._lock)
-        self.pending = PendingOperation()
+        self.pending = PendingOperation(self._undo)
         self._queue = TransactionQueue(transactional_id, retry_backoff, self._lock, self.pending)
         self._current = CurrentTransaction()
         self._lacks_epoch = False
@@ -305,15 +306,11 @@ class TransactionManager:
         """
         with self._lock:
             requested_id = transactional_id or self.transactional_id
-            pending = self.pending.joined("init_transactions", requested_id)
-            if pending is not None:
+            if (pending := self.pending.joined("init_transactions", requested_id)) is not None:
                 return pending
             self.machine.raise_error()
-            self.machine.move_to(State.INITIALIZING)
-            self.transactional_id = self._queue.transactional_id = requested_id
-            result = self.pending.begin("init_transactions", requested_id)
-            self._enqueue_init(NO_PRODUCER, result)
-            return result
+            enqueue = partial(self._enqueue_init, NO_PRODUCER, requested_id)
+            return self.pending.begin("init_transactions", enqueue, requested_id)
 
     def begin_transaction(self) -> None:
         with self._lock:
@@ -336,17 +333,15 @@ class TransactionManager:
         call is compared with them.
         """
         with self._lock:
-            pending = self.pending.joined("send_offsets_to_transaction", (offsets, group))
-            if pending is not None:
+            if (pending := self.pending.joined("send_offsets_to_transaction", (offsets, group))) is not None:
                 return pending
             self.machine.raise_error()
             if self.machine.state is not State.IN_TRANSACTION:
                 raise IllegalStateError(
                     f"Offsets must be sent in a transaction; this producer {self.machine.state.value}."
                 )
-            result = self.pending.begin("send_offsets_to_transaction", (offsets, group))
-            self._queue.add_offsets(self._open, group, offsets, self._current.start, result)
-            return result
+            enqueue = partial(self._queue.add_offsets, self._open, group, offsets, self._current.start)
+            return self.pending.begin("send_offsets_to_transaction", enqueue, (offsets, group))
 
     def current(self) -> PreparedTransaction:
         """Return the transaction as it is."""
@@ -394,26 +389,19 @@ class TransactionManager:
     def begin_commit(self) -> OperationResult:
         """End the transaction with all its records, once they are acknowledged."""
         with self._lock:
-            pending = self.pending.joined("commit_transaction")
-            if pending is not None:
+            if (pending := self.pending.joined("commit_transaction")) is not None:
                 return pending
             self.machine.raise_error()
-            self.machine.move_to(State.COMMITTING)
-            return self._enqueue_end(self.pending.begin("commit_transaction"), committed=True)
+            return self.pending.begin("commit_transaction", partial(self._enqueue_end, True))
 
     def begin_abort(self) -> OperationResult:
         """End the transaction as if nothing had been sent. The Sender drops the records that it has not sent."""
         with self._lock:
-            pending = self.pending.joined("abort_transaction")
-            if pending is not None:
+            if (pending := self.pending.joined("abort_transaction")) is not None:
                 return pending
             if self.has_fatal_error:
                 self.machine.raise_error()
-            self.machine.move_to(State.ABORTING, self.machine.error)  # with which unsent records fail, if there is one
-            self.pending.give_up(_aborted(self.transactional_id))
-            self.sends.forget_tables()  # not waited for: a table may never end, and the next part raises
-            self._queue.clear_for_abort()
-            return self._enqueue_end(self.pending.begin("abort_transaction"), committed=False)
+            return self.pending.begin("abort_transaction", partial(self._enqueue_end, False))
 
     def abort_open_transaction(self) -> None:
         """The producer closes: abort a transaction that is neither prepared nor ending, or waits for a table."""
@@ -533,13 +521,28 @@ class TransactionManager:
                 requests.add_partitions(self._open, added, lambda _: self._current.confirm_added(added), result)
             )
 
-    def _enqueue_init(self, producer: ProducerIdAndEpoch, result: OperationResult) -> None:
+    def _enqueue_init(self, producer: ProducerIdAndEpoch, transactional_id: str, result: OperationResult) -> None:
+        self.machine.move_to(State.INITIALIZING)
+        self.transactional_id = self._queue.transactional_id = transactional_id
         who = (self.transactional_id, self._transaction_timeout_ms, producer)
         self._queue.add(requests.init_producer_id(*who, lambda body: self._on_initialized(body, result), result))
 
-    def _enqueue_end(self, result: OperationResult, *, committed: bool) -> OperationResult:
+    def _enqueue_end(self, committed: bool, result: OperationResult) -> None:
+        state = State.COMMITTING if committed else State.ABORTING
+        self.machine.move_to(state, self.machine.error)  # with which unsent records fail, if there is one
+        if not committed:
+            self.pending.give_up(_aborted(self.transactional_id))
+            self.sends.forget_tables()  # not waited for: a table may never end, and the next part raises
+            self._queue.clear_for_abort()
         self._queue.add(requests.end_txn(self._open, committed, lambda body: self._on_end(body, result), result))
-        return result
+
+    def _undo(self, error: KafkaError) -> None:
+        """An operation was interrupted as it began: only an abort is left, or `init_transactions` again."""
+        if self.machine.state is State.INITIALIZING:
+            self.machine.move_to(State.UNINITIALIZED)
+            self._queue.clear()
+        elif self.machine.may_become_abortable or self.is_completing:
+            self._to_abortable(self.machine.error or error)
 
     def _on_answer(self, request: TransactionRequest, body: Message, node_id: str, now_ms: int) -> None:
         """Handle an answer. `body` is None if the connection was lost before it came."""
@@ -637,8 +640,7 @@ class TransactionManager:
         result.finish()
 
     def _init_after_end(self, result: OperationResult) -> None:
-        self.machine.move_to(State.INITIALIZING)
-        self._enqueue_init(self.identity.producer, result)
+        self._enqueue_init(self.identity.producer, self.transactional_id, result)
 
     def _to_abortable(self, error: KafkaError) -> None:
         self.machine.become_abortable(error)

@@ -1,8 +1,12 @@
-"""Ctrl-C, or lack of memory, in the middle of a send: no batch is left that can neither be sent nor expire."""
+"""Ctrl-C, or lack of memory, in the middle of a send: no batch is left that can neither be sent nor expire.
+
+And in a call that ends a transaction: no state is left without a request that ends it.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from threading import Condition, Lock, Thread
@@ -13,7 +17,8 @@ import pytest
 from support.buffer_memory import give_back
 from support.fake_clock import FakeClock
 from support.producer_harness import TOPIC, ProducerHarness
-from support.transaction_harness import TransactionHarness
+from support.transaction_harness import GROUP, TransactionHarness
+from support.transaction_steps import OFFSETS
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.common.clock import SystemClock
@@ -21,7 +26,8 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant
 from spark_kafka_sink.producer.futures import BatchResult
-from spark_kafka_sink.producer.transaction_requests import OperationResult
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata, OperationResult
+from spark_kafka_sink.producer.transactions import State, TransactionManager
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
 
@@ -315,6 +321,52 @@ def test_no_transaction_waits_for_an_interrupted_call(call: str) -> None:
         if interrupt.where is None:
             break
     assert joined > 5, "the interrupts come after it has joined, too"
+
+
+BEGINS: dict[str, Callable[[TransactionManager], object]] = {
+    "commit_transaction": TransactionManager.begin_commit,
+    "abort_transaction": TransactionManager.begin_abort,
+    "send_offsets_to_transaction": lambda manager: manager.begin_send_offsets(OFFSETS, GroupMetadata(GROUP)),
+}
+
+
+@pytest.mark.parametrize("call", BEGINS)
+@pytest.mark.parametrize("version", [1, 2])
+def test_interrupted_call_leaves_a_transaction_that_can_be_aborted(call: str, version: int) -> None:
+    """Bug: Ctrl-C between the new state and the request of its end. The transaction never ended, and close hung."""
+    for at in count():
+        harness = TransactionHarness(version).started()
+        harness.send(b"first", partition=0)
+        interrupt = CallInterrupt(at)
+        with suppress(KeyboardInterrupt), interrupt:
+            BEGINS[call](harness.manager)
+        if interrupt.where is None:
+            break
+        assert not is_owned(harness.manager._lock), interrupt.where
+        if harness.state is State.ABORTABLE_ERROR:
+            with pytest.raises(KafkaError, match=f"{call} was interrupted by KeyboardInterrupt"):
+                harness.producer.commit_transaction()
+        harness.producer.abort_transaction()
+        harness.commit(b"next")
+        assert harness.committed() == [b"next"], interrupt.where
+    assert at > 5, "the interrupts come where functions begin"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_interrupted_init_transactions_may_be_called_again(version: int) -> None:
+    """Bug: Ctrl-C between the new state and the request: no later call of init_transactions could succeed."""
+    for at in count():
+        harness = TransactionHarness(version)
+        harness.producer.partitions_for(TOPIC)
+        interrupt = CallInterrupt(at)
+        with suppress(KeyboardInterrupt), interrupt:
+            harness.manager.begin_initialize()
+        harness.producer.init_transactions()
+        harness.commit(b"first")
+        assert harness.committed() == [b"first"], interrupt.where
+        if interrupt.where is None:
+            break
+    assert at > 5, "the interrupts come where functions begin"
 
 
 def test_batch_without_its_bytes_does_not_wake_the_sender() -> None:

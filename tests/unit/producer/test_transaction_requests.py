@@ -51,6 +51,10 @@ PLACES = [TopicPartition("b", 1), TopicPartition("a", 2), TopicPartition("b", 0)
 # ---- one operation at a time; its outcome is kept until its caller gets it -------------------------------------------
 
 
+def ignore(_: object) -> None:
+    """Enqueue nothing, or undo nothing."""
+
+
 def test_wait_ends_with_the_result_or_time_limit() -> None:
     clock = FakeClock()
     result = OperationResult("commit_transaction")
@@ -81,9 +85,9 @@ def test_the_first_outcome_counts() -> None:
 
 
 def test_operation_in_progress_is_joined_by_the_same_call_only() -> None:
-    pending = PendingOperation()
+    pending = PendingOperation(ignore)
     assert pending.joined("commit_transaction") is None
-    result = pending.begin("commit_transaction")
+    result = pending.begin("commit_transaction", ignore)
     assert pending.joined("commit_transaction") is result
     with pytest.raises(IllegalStateError, match=r"abort_transaction was called while .*commit_transaction is open"):
         pending.joined("abort_transaction")
@@ -94,8 +98,8 @@ def test_operation_in_progress_is_joined_by_the_same_call_only() -> None:
 
 
 def test_same_operation_with_other_arguments_is_refused() -> None:
-    pending = PendingOperation()
-    result = pending.begin("send_offsets_to_transaction", {"a": 1})
+    pending = PendingOperation(ignore)
+    result = pending.begin("send_offsets_to_transaction", ignore, {"a": 1})
     assert pending.joined("send_offsets_to_transaction", {"a": 1}) is result
     for is_done in (False, True):
         with pytest.raises(IllegalStateError, match=r"outcome of an earlier send_off.* it again with the arguments"):
@@ -108,8 +112,8 @@ def test_same_operation_with_other_arguments_is_refused() -> None:
 
 @pytest.mark.parametrize("error", [None, KafkaError("refused")])
 def test_unread_outcome_goes_to_the_repeated_call(error: KafkaError | None) -> None:
-    pending = PendingOperation()
-    result = pending.begin("commit_transaction")
+    pending = PendingOperation(ignore)
+    result = pending.begin("commit_transaction", ignore)
     assert not result.wait(FakeClock(), 10)
     pending.give_up(error)
     assert pending.joined("commit_transaction") is result
@@ -119,8 +123,8 @@ def test_unread_outcome_goes_to_the_repeated_call(error: KafkaError | None) -> N
 
 
 def test_no_operation_begins_before_a_success_is_read() -> None:
-    pending = PendingOperation()
-    pending.begin("commit_transaction").finish()
+    pending = PendingOperation(ignore)
+    pending.begin("commit_transaction", ignore).finish()
     with pytest.raises(IllegalStateError, match="call that again"):
         pending.joined("abort_transaction")
     with pytest.raises(IllegalStateError, match="call that again"):
@@ -128,33 +132,33 @@ def test_no_operation_begins_before_a_success_is_read() -> None:
 
 
 def test_any_operation_may_begin_after_a_failure() -> None:
-    pending = PendingOperation()
-    pending.begin("commit_transaction").finish(KafkaError("refused"))
+    pending = PendingOperation(ignore)
+    pending.begin("commit_transaction", ignore).finish(KafkaError("refused"))
     assert pending.joined("abort_transaction") is None
     pending.ensure_none("begin_transaction")
 
 
 def test_only_an_abort_overtakes_offsets() -> None:
-    pending = PendingOperation()
-    pending.begin("send_offsets_to_transaction")
+    pending = PendingOperation(ignore)
+    pending.begin("send_offsets_to_transaction", ignore)
     with pytest.raises(IllegalStateError):
         pending.joined("commit_transaction")
     assert pending.joined("abort_transaction") is None
-    pending.begin("init_transactions")
+    pending.begin("init_transactions", ignore)
     with pytest.raises(IllegalStateError):
         pending.joined("abort_transaction")
 
 
 def test_last_refusal_is_forgotten_with_the_next_operation() -> None:
-    pending = PendingOperation()
+    pending = PendingOperation(ignore)
     pending.give_up(KafkaError("nothing to give up"))
     pending.last_refusal = KafkaError("not yet")
-    pending.begin("commit_transaction")
+    pending.begin("commit_transaction", ignore)
     assert pending.last_refusal is None
 
 
 def test_operation_after_the_close_gets_its_own_error() -> None:
-    pending = PendingOperation()
+    pending = PendingOperation(ignore)
     error = KafkaError("closed")
     pending.close(error)
     for _ in range(2):
@@ -444,7 +448,7 @@ def lookup() -> TransactionRequest:
 @pytest.fixture
 def queue() -> TransactionQueue:
     return TransactionQueue(
-        "id", ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)), threading.RLock(), PendingOperation()
+        "id", ExponentialBackoff(100, 2, 1_000, 0, random.Random(1)), threading.RLock(), PendingOperation(ignore)
     )
 
 
