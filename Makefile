@@ -93,7 +93,7 @@ integration-slow: $(SETUP)
 # an environment of its own, with the newest versions that fit this PySpark. TESTS=FOLDER runs a part. The results go to
 # tests/pyspark_results, and docs/pyspark-versions.md is made of them. PySpark before 4.2 leaves sockets open, so warnings of
 # Python about them are ignored. PySpark 3.5 also uses Python's distutils, and needs numpy 1, which only an older pyarrow takes.
-ON_SPARK := tests/unit/record/test_tables.py tests/integration/sink tests/integration/test_readme_examples.py \
+ON_SPARK := tests/unit/record/test_tables.py tests/unit/record/test_values.py tests/integration/sink tests/integration/test_readme_examples.py \
     tests/integration/deploy tests/integration/exactly_once
 # the oldest packages that setup.cfg allows
 OLDEST := 'numpy==1.23.5' 'pyarrow==14.0.1' 'pandas==2.2.3'

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import Row
-from pyspark.sql.types import VariantVal
+from pyspark.sql import Row, types
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
 from spark_kafka_sink.record.values import array_of, array_of_fitting
@@ -67,6 +66,7 @@ EQUAL: list[tuple[pa.DataType, list[Any]]] = [
     (POINT, [{"x": 1, "y": "a"}, None, {"x": None, "y": None}]),
     (pa.list_(pa.int64()), [[1, None], None, [], [2]]),
     (pa.map_(pa.string(), pa.int32()), [{"a": 1, "b": None}, None, {}]),
+    (pa.map_(pa.int16(), pa.int32()), [{1: 1}, None]),  # Bug: with pyarrow 14 the process ended
     (pa.list_(pa.field("element", POINT, nullable=False)), [[{"x": 1, "y": "a"}], None]),
     (pa.struct([("a", pa.list_(POINT)), ("m", pa.map_(pa.string(), POINT))]), [None, {"a": [{"x": 1, "y": "a"}]}]),
     (pa.int32(), []),
@@ -231,7 +231,9 @@ VARIANT = pa.struct(
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])
 def test_variants_are_their_two_parts(kind: type) -> None:
-    array = made([VariantVal(kind(b"\x0c\x07"), kind(b"\1\0\0")), None], VARIANT)
+    if not hasattr(types, "VariantVal"):
+        pytest.skip("PySpark 3.5 has no variants")
+    array = made([types.VariantVal(kind(b"\x0c\x07"), kind(b"\1\0\0")), None], VARIANT)
     assert array.to_pylist() == [{"value": b"\x0c\x07", "metadata": b"\1\0\0"}, None]
 
 
