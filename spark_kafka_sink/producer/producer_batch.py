@@ -243,8 +243,10 @@ class ProducerBatch:
 
     @property
     def is_filled(self) -> bool:
-        """Whether the bytes of every run are there."""
-        return self._empty_places == 0
+        """Whether it has records, and the bytes of every run are there. After Ctrl-C a batch may have no records, until
+        the thread that made it takes it away.
+        """
+        return self._empty_places == 0 and self.record_count > 0
 
     def lacks_bytes_of(self, allocation: SharedAllocation) -> bool:
         """Return whether a run with rows for `allocation` is missing."""

@@ -593,6 +593,30 @@ def test_nodes_with_waiting_batches_are_reported_ready_or_not() -> None:
 # ---- drain -----------------------------------------------------------------------------------------------------------
 
 
+def test_batch_of_an_interrupted_append_is_not_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: Ctrl-C came when a new batch was queued and had no records. The Sender drained it before the interrupted
+    thread could drop it, and the producer failed.
+    """
+    rig = Rig(batch_size=1)
+    drained: list[object] = []
+    drop = RecordAccumulator._drop_unfilled
+
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    def drop_after_a_turn(*arguments: Any) -> None:
+        drained.append(rig.drain(cluster_of(0)))
+        drop(*arguments)
+
+    monkeypatch.setattr(ProducerBatch, "reserve_run", interrupt)
+    monkeypatch.setattr(RecordAccumulator, "_drop_unfilled", drop_after_a_turn)
+    with pytest.raises(KeyboardInterrupt):
+        append_block(rig, [b"v"], [0], None)
+    assert drained == [{}]
+    assert not rig.accumulator.has_incomplete
+    assert not rig.accumulator.has_undrained
+
+
 def test_drain_takes_one_batch_of_each_partition() -> None:
     rig = Rig(batch_size=1)
     for partition in (0, 0, 1, 2):
