@@ -161,6 +161,8 @@ class Partitioners(dict[str, StickyPartitioner]):
         self._sizes = sizes
         self._is_adaptive = is_adaptive
         self._rng = rng
+        self.skips_nodes = False
+        """Whether a node was unavailable in the last turn of the Sender, which sets it."""
 
     def __missing__(self, topic: str) -> StickyPartitioner:
         # if several threads ask at once, the first one is kept
@@ -174,9 +176,13 @@ class Partitioners(dict[str, StickyPartitioner]):
             return partition_for_key(key, count)
         return self[topic].take(size, cluster, count)
 
-    def uses_loads(self, topic: str) -> bool:
-        """Return whether a choice for the topic depends on the loads of its partitions. Any thread."""
-        return self._is_adaptive and topic in self
+    def loaded(self, queued: Set[str]) -> set[str]:
+        """Return the topics in which the choice depends on the loads of the partitions now. Those are among `queued`,
+        the topics with queued batches, unless a node is to be skipped. Sender thread.
+        """
+        if not self._is_adaptive:
+            return set()
+        return set(self) if self.skips_nodes else {topic for topic in queued if topic in self}
 
     def update_loads(self, topic: str, queue_sizes: Mapping[int, int], available_count: int) -> None:
         """As `StickyPartitioner.update_loads`. Ignores topics without a partitioner."""

@@ -249,8 +249,8 @@ class ReadyCheck:
     """The leaders of partitions with queued batches."""
     unknown_leader_topics: set[str] = field(default_factory=set)
     queue_sizes: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    """Topic → partition with a leader → queued batches: the load for KIP-794. Only topics whose loads are used, and
-    that have queued batches or had some in the last check.
+    """Topic → partition with a leader → queued batches: the load for KIP-794. Only the topics that `ready` was
+    asked for, now or in the last check.
     """
 
     def consider(self, leader: Node, queue: PartitionQueue, in_a_hurry: bool, linger_ms: int, now_ms: int) -> None:
@@ -267,7 +267,8 @@ class ReadyCheck:
 
 
 LeaderEpochs = Callable[[TopicPartition], int | None]
-TopicTest = Callable[[str], bool]
+LoadedTopics = Callable[[set[str]], set[str]]
+"""Takes the topics with queued batches. Returns the topics whose loads are to be counted."""
 
 
 class RecordAccumulator:
@@ -437,8 +438,8 @@ class RecordAccumulator:
 
     # ---- ready and drain: the Sender thread ------------------------------------------------------------------------
 
-    def ready(self, cluster: Cluster, leader_epoch_of: LeaderEpochs, uses_loads: TopicTest, now_ms: int) -> ReadyCheck:
-        """Return the nodes that have a batch to send now. `uses_loads`: whether the loads of a topic are used.
+    def ready(self, cluster: Cluster, leader_epoch_of: LeaderEpochs, loaded: LoadedTopics, now_ms: int) -> ReadyCheck:
+        """Return the nodes that have a batch to send now, and the loads of the topics `loaded`.
 
         A partition can be sent to its leader if its first batch is full or has lingered, memory is exhausted, a flush
         or close is in progress, or a transaction is ending. It must be neither muted nor backing off.
@@ -469,7 +470,7 @@ class RecordAccumulator:
                     check.consider(leader, queue, hurry, self._linger_ms, now_ms)
             self._queues.drop_emptied(emptied)
             self._queues.forget_idle(cluster)
-            check.queue_sizes = self._queues.sizes(set(filter(uses_loads, topics)), cluster)
+            check.queue_sizes = self._queues.sizes(loaded(topics), cluster)
         return check
 
     def drain(

@@ -345,7 +345,7 @@ class Sender:
         """Drain and send ready batches. Return how long the poll may wait, in ms."""
         cache = self._metadata.cache
         epoch_of = cache.leader_epoch
-        check = self._accumulator.ready(cache.cluster, epoch_of, self._partitioners.uses_loads, now_ms)
+        check = self._accumulator.ready(cache.cluster, epoch_of, self._partitioners.loaded, now_ms)
         for topic in check.unknown_leader_topics:
             self._metadata.add(topic, now_ms)
             self._metadata.request_update(reset_equivalent_backoff=False)
@@ -423,6 +423,7 @@ class Sender:
     def _report_loads(self, check: ReadyCheck, cache: MetadataCache, now_ms: int) -> None:
         self._availability.keep(check.waiting_nodes)
         unavailable = self._availability.unavailable(now_ms)
+        self._partitioners.skips_nodes = bool(unavailable)
         for topic, queue_sizes in check.queue_sizes.items():
             available = cache.cluster.available_partitions_for_topic(topic)
             self._partitioners.update_loads(topic, _usable(queue_sizes, available, unavailable), len(available))

@@ -285,7 +285,7 @@ def test_failed_encoding_wakes_the_sender_for_later_batches(monkeypatch: pytest.
     monkeypatch.setattr(Block, "encode", encode)
     with pytest.raises(MemoryError):
         harness.producer.send_columns(TOPIC, COLUMNS)
-    check = harness.accumulator.ready(harness.metadata.fetch(), lambda _: None, lambda _: False, harness.now_ms)
+    check = harness.accumulator.ready(harness.metadata.fetch(), lambda _: None, lambda queued: queued, harness.now_ms)
     assert check.ready_nodes
     assert woken
 

@@ -297,17 +297,18 @@ def test_no_time_limit_means_always_available() -> None:
 def test_topic_has_one_partitioner_made_on_demand() -> None:
     made = Partitioners(BatchSizes(100), True, random.Random(3), nothing_open)
     made.update_loads(TOPIC, {0: 5, 1: 0}, 2)
-    assert not made.uses_loads(TOPIC)
+    assert made.loaded({TOPIC}) == set()
     assert not made
     assert made[TOPIC] is made[TOPIC]
-    assert made.uses_loads(TOPIC)
+    assert made.loaded({TOPIC, "keyed"}) == {TOPIC}
+    assert made.loaded(set()) == set()
     assert made[TOPIC] is not made["others"]
 
 
 def test_loads_are_not_used_if_choices_do_not_adapt() -> None:
     made = Partitioners(BatchSizes(100), False, random.Random(3), nothing_open)
     assert made[TOPIC]
-    assert not made.uses_loads(TOPIC)
+    assert made.loaded({TOPIC}) == set()
 
 
 def test_loads_of_a_topic_go_to_its_partitioner() -> None:

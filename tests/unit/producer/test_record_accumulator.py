@@ -117,7 +117,7 @@ class Rig:
         return result, future
 
     def ready(self, cluster: Cluster, epochs: LeaderEpochs = no_epochs) -> ReadyCheck:
-        return self.accumulator.ready(cluster, epochs, lambda _: True, self.now_ms)
+        return self.accumulator.ready(cluster, epochs, lambda queued: queued, self.now_ms)
 
     def drain(
         self,
@@ -547,12 +547,14 @@ def test_loads_are_counted_by_topic_in_whatever_order_partitions_come() -> None:
 def test_loads_are_counted_for_topics_that_use_them_and_once_more_when_no_batch_waits() -> None:
     rig = Rig(batch_size=1)
     rig.append(0)
-    check = rig.accumulator.ready(cluster_of(0), no_epochs, lambda topic: topic != TOPIC, rig.now_ms)
+    check = rig.accumulator.ready(cluster_of(0), no_epochs, lambda queued: queued - {TOPIC}, rig.now_ms)
     assert check.queue_sizes == {}
     assert rig.ready(cluster_of(0)).queue_sizes == {TOPIC: {0: 1}}
     rig.drain_one(cluster_of(0))
     assert rig.ready(cluster_of(0)).queue_sizes == {TOPIC: {0: 0}}
     assert rig.ready(cluster_of(0)).queue_sizes == {}
+    check = rig.accumulator.ready(cluster_of(0), no_epochs, lambda _: {TOPIC}, rig.now_ms)
+    assert check.queue_sizes == {TOPIC: {0: 0}}
 
 
 def test_turn_looks_only_at_partitions_with_batches() -> None:

@@ -1155,6 +1155,31 @@ def test_partition_of_an_unavailable_broker_is_skipped() -> None:
     assert used == {0, 1}
 
 
+def test_topic_without_queued_records_skips_an_unavailable_broker_too() -> None:
+    settings = {**AT_ONCE, "batch.size": "1", "partitioner.availability.timeout.ms": "500"}
+    harness = warm(settings, node_count=2, topics={TOPIC: 2, "others": 2})
+
+    def partition_of_next() -> int:
+        delivery = harness.send(b"v", topic="others")
+        harness.run_until(lambda: delivery.is_settled)
+        assert delivery.metadata is not None
+        return delivery.metadata.partition
+
+    assert {partition_of_next() for _ in range(20)} == {0, 1}
+    while partition_of_next() != 0:  # so that the other one is next
+        pass
+    harness.network.stalled.add(1)
+    for _ in range(8):
+        harness.send(b"stuck", partition=1)
+    harness.run_for(2_000)
+    harness.turn(0)  # notes that the broker is away
+    harness.turn(0)
+    assert {partition_of_next() for _ in range(20)} == {0}
+    harness.network.stalled.clear()
+    harness.settle()
+    assert {partition_of_next() for _ in range(20)} == {0, 1}
+
+
 def test_broker_without_waiting_records_is_tried_again() -> None:
     """Otherwise the producer would avoid the node without end: no record without a key would go there."""
     harness = warm(
