@@ -70,8 +70,8 @@ def registered(
     strategy: str,
     topic: str | None,
 ) -> ColumnFormat:
-    """Look up or register the schema of a column. Return the format with its prefix or header; with use.latest.version
-    and use.schema.id also with the registry's schema, which the column must then fit. Returns `json` as it is.
+    """Look up or register the schema of a column. Return the format with its prefix or header, and with the schema that
+    the registry has by this id, which the column must fit. Returns `json` as it is.
 
     `strategy` is that of the subject's name, `topic` the option. Tries the addresses in their order: a request takes at
     most (max.retries + 1) x timeout at each, and the pauses between.
@@ -86,8 +86,8 @@ def registered(
     _warn_of_clear_text(settings)
     found = _ask(column_format, settings, subject)
     _check_schema(found.schema, column_format, subject)
-    if settings.use_latest_version or settings.use_schema_id is not None:
-        column_format = replace(column_format, schema=found.schema.schema_str)
+    # Not our own text: two registries behind one address may give one id to two schemas.
+    column_format = replace(column_format, schema=found.schema.schema_str)
     indexes = b""
     if column_format.name == PROTOBUF:
         indexes = index_bytes(find_message(column_format.schema or "", column_format.message).indexes)

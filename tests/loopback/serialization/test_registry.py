@@ -31,9 +31,10 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.column_format import ColumnFormat, FormatSettings
+from spark_kafka_sink.serialization.format_options import Formats
 from spark_kafka_sink.serialization.registry import registered
 from spark_kafka_sink.serialization.registry_settings import RegistrySettings
-from spark_kafka_sink.serialization.schemas import column_format
+from spark_kafka_sink.serialization.schemas import column_format, resolved
 
 CANARY = "canary-p4ss"
 
@@ -228,6 +229,48 @@ def test_schema_with_a_rule_for_writers_is_refused(
 def test_rule_that_no_writer_runs_is_no_obstacle(server: SchemaRegistryServer, harmless: dict[str, Any]) -> None:
     server.registry.put("orders-value", record("id"), ruleSet={"domainRules": [harmless]})
     assert ask(server.url, use_latest_version=True).prefix == struct.pack(">bI", 0, 1)
+
+
+SWAPPED = (
+    '{"type": "record", "name": "value", "fields": [{"name": "b", "type": "long"}, {"name": "a", "type": "long"}]}'
+)
+OTHER_PROTO = 'syntax = "proto3"; message Other {} message Value { optional int64 b = 1; optional int64 a = 2; }'
+OF_OTHER_IDS = {
+    "avro": ("AVRO", SWAPPED, b"\0\0\0\0\1" + b"\x04\x02"),
+    "protobuf": ("PROTOBUF", OTHER_PROTO, b"\0\0\0\0\1" + b"\x02\x02" + b"\x08\x02\x10\x01"),
+}
+
+
+@pytest.mark.parametrize("name", OF_OTHER_IDS)
+def test_values_are_written_by_the_schema_of_their_id(server: SchemaRegistryServer, name: str) -> None:
+    """Bug: two registries that do not share their schemas stood behind one address. One gave the schema an id that the
+    other gave to another schema, and readers took the values of one field for those of another.
+    """
+    schema_type, schema, value = OF_OTHER_IDS[name]
+    server.faults.append(answering(200, {"id": server.registry.put("other", schema, schema_type)}))
+    column = pa.array([{"a": 1, "b": 2}], pa.struct([pa.field(each, pa.int64(), nullable=False) for each in "ab"]))
+    own = FormatSettings("value", name, message="Value" if name == "protobuf" else None)
+    formats = Formats(own, None, settings_for(server.url))
+    found = resolved(formats, {"value": column.type}, "orders").value
+    assert found is not None
+    assert ColumnEncoder(found.column_format, column.type).encode(column).values.to_pylist() == [value]
+
+
+@pytest.mark.parametrize(
+    ("name", "schema_type", "schema"),
+    [
+        ("avro", "AVRO", record("x")),
+        ("json-schema", "JSON", '{"type": "object", "required": ["x"]}'),
+    ],
+)
+def test_id_of_a_schema_that_the_column_does_not_fit_is_refused(
+    server: SchemaRegistryServer, name: str, schema_type: str, schema: str
+) -> None:
+    """Bug: the values were written with this id, and no reader could read them."""
+    server.faults.append(answering(200, {"id": server.registry.put("other", schema, schema_type)}))
+    formats = Formats(FormatSettings("value", name), None, settings_for(server.url))
+    with pytest.raises(SchemaError, match=r"^value\."):
+        resolved(formats, {"value": pa.struct({"id": pa.int64()})}, "orders")
 
 
 def test_registry_without_guids_cannot_give_a_header(server: SchemaRegistryServer) -> None:
@@ -576,6 +619,7 @@ def test_login_over_plain_http_is_a_warning(caplog: pytest.LogCaptureFixture) ->
 SCRIPT = """
 import sys
 from spark_kafka_sink.serialization.column_format import ColumnFormat
+from spark_kafka_sink.serialization.format_options import Formats
 from spark_kafka_sink.serialization.registry import registered
 from spark_kafka_sink.serialization.registry_settings import RegistrySettings
 
