@@ -44,6 +44,7 @@ _ABORT_KEY_TYPE: Final = 0
 """Type in the key of a control record: 0 abort, 1 commit (org.apache.kafka.common.record.ControlRecordType)."""
 _MAX_WAIT_MS: Final = 500
 _CONTRADICTION: Final = "The answer names the partition more than once, with different offsets."
+_NO_OFFSET: Final = "The answer has neither an offset nor an error."
 _Sent = tuple[RequestFuture[ClientResponse], list[TopicPartition]]
 _FIRST_TAIL: Final = 32
 _TAIL_LIMITS: Final = BatchLimits(decompressed_size=24 * 8 * 1024 * 1024, objects=100_000)
@@ -176,6 +177,8 @@ class TopicReader:
                     elif code:
                         error = error_for_code(code, api="ListOffsets")
                         patience.endure(error.at(topic_partition=topic_partition))
+                    elif offset < 0 and timestamp < 0:  # taken for an end, it would hide all records
+                        patience.endure(DisconnectError(_NO_OFFSET, topic_partition=topic_partition))
                     else:
                         found[topic_partition] = offset
             still_missing = [requested for requested in missing if requested not in found]

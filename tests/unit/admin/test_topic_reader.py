@@ -407,6 +407,28 @@ def test_contradictory_offsets_are_asked_for_again() -> None:
     assert bench.read() == {0: ["a"]}
 
 
+def without_offsets(values: dict[str, Any]) -> dict[str, Any]:
+    (topic,) = values["topics"]
+    return values | {"topics": [topic | {"partitions": [each | {"offset": -1} for each in topic["partitions"]]}]}
+
+
+@pytest.mark.parametrize("skip", [0, 1], ids=["end", "beginning"])
+def test_answer_without_an_offset_is_asked_for_again(skip: int) -> None:
+    """Bug: with -1 as its end a partition was read as empty. A batch that was decided would have been written again."""
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.on(ApiKey.LIST_OFFSETS, faults.change(without_offsets), skip=skip)
+    assert bench.read() == {0: ["a"]}
+
+
+def test_answers_without_an_offset_end_the_read_with_an_error() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    bench.rig.cluster.on(ApiKey.LIST_OFFSETS, faults.change(without_offsets), times=None)
+    with pytest.raises(KafkaTimeoutError, match="neither an offset nor an error"):
+        bench.read()
+
+
 def test_unrequested_partitions_are_ignored() -> None:
     bench = Bench()
     bench.append(0, "a")
