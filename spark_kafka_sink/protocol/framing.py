@@ -141,7 +141,7 @@ def parse_response(request_type: MessageType, payload: bytes | bytearray | memor
     except (IndexError, struct.error):
         raise ProtocolError(f"{_response_name(request_type, version, len(payload))} ends too early.") from None
     except ProtocolError as error:
-        raise ProtocolError(f"{_response_name(request_type, version, len(payload))}: {error}") from None
+        raise ProtocolError(f"{_response_name(request_type, version, len(payload))}: {error}.") from None
     if end != len(payload) and _log.isEnabledFor(logging.DEBUG):
         name = _response_name(request_type, version, len(payload))
         _log.debug("%s has %d bytes more than it needs; they are ignored.", name, len(payload) - end)
@@ -159,7 +159,7 @@ def parse_response(request_type: MessageType, payload: bytes | bytearray | memor
         entity, _ = read(payload, body)
     except (SerialError, ValueError, OverflowError, TypeError, LookupError) as error:
         name = _response_name(request_type, version, end)
-        raise ProtocolError(f"{name} does not parse: {error}") from error
+        raise ProtocolError(f"{name} does not parse: {str(error).rstrip('.')}.") from error
     codes = [edit.code for edit in edits if edit.code is not None]
     if any(code != _UNKNOWN_SERVER_ERROR for code in codes):
         restore_codes(entity, iter(codes))

@@ -231,8 +231,9 @@ def test_tag_shorter_than_its_size_is_a_protocol_error() -> None:
 
 
 def test_null_in_a_field_without_nulls_is_a_protocol_error() -> None:
+    """Bug: the text had no full stop, and the sentence after it, about the port, was joined to it."""
     payload = struct.pack(">i", 1) + b"\x00" + varint(0) + struct.pack(">i", 0) + b"\x00"
-    with pytest.raises(ProtocolError, match="a count of -1"):
+    with pytest.raises(ProtocolError, match=r"a count of -1\.$"):
         parse_response(request_type(ApiKey.PRODUCE, 9), payload)
 
 
