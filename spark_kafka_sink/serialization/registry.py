@@ -229,6 +229,10 @@ def _look_up(
             answer = client.lookup_schema(subject, own, settings.normalize_schemas)
     found = _found(answer.schema_id, answer.guid, own)
     # The rules are in the stored schema. The client drops them from a look-up, and old registries from a registration.
+    if settings.id_location == IN_HEADER and found.guid is not None:
+        # Readers fetch the schema by the GUID. In the client's cache our own text, without rules, stands under it.
+        client.clear_caches()  # type: ignore[no-untyped-call]
+        return found._replace(schema=client.get_schema_by_guid(str(found.guid)))
     return found._replace(schema=client.get_schema(found.schema_id))
 
 

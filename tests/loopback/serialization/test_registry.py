@@ -95,8 +95,9 @@ def test_guid_of_the_schema_is_in_a_header(server: SchemaRegistryServer) -> None
 def test_guid_that_a_registration_does_not_tell_is_looked_up(server: SchemaRegistryServer) -> None:
     server.faults.append(answering(200, {"id": server.registry.put("orders-value", record("id"))}))
     assert ask(server.url, id_location="header").header is not None
+    guid = server.registry.by_id[1].guid
     assert [each.split("?")[0] for each in server.asked] == [
-        "POST /subjects/orders-value/versions", "POST /subjects/orders-value", "GET /schemas/ids/1",
+        "POST /subjects/orders-value/versions", "POST /subjects/orders-value", f"GET /schemas/guids/{guid}",
     ]  # fmt: skip
 
 
@@ -236,24 +237,55 @@ SWAPPED = (
 )
 OTHER_PROTO = 'syntax = "proto3"; message Other {} message Value { optional int64 b = 1; optional int64 a = 2; }'
 OF_OTHER_IDS = {
-    "avro": ("AVRO", SWAPPED, b"\0\0\0\0\1" + b"\x04\x02"),
-    "protobuf": ("PROTOBUF", OTHER_PROTO, b"\0\0\0\0\1" + b"\x02\x02" + b"\x08\x02\x10\x01"),
+    "avro": ("AVRO", SWAPPED, b"", b"\x04\x02"),
+    "protobuf": ("PROTOBUF", OTHER_PROTO, b"\x02\x02", b"\x08\x02\x10\x01"),
 }
 
 
+@pytest.mark.parametrize("location", ["prefix", "header"])
 @pytest.mark.parametrize("name", OF_OTHER_IDS)
-def test_values_are_written_by_the_schema_of_their_id(server: SchemaRegistryServer, name: str) -> None:
+def test_values_are_written_by_the_schema_of_their_id(server: SchemaRegistryServer, name: str, location: str) -> None:
     """Bug: two registries that do not share their schemas stood behind one address. One gave the schema an id that the
     other gave to another schema, and readers took the values of one field for those of another.
     """
-    schema_type, schema, value = OF_OTHER_IDS[name]
-    server.faults.append(answering(200, {"id": server.registry.put("other", schema, schema_type)}))
+    schema_type, schema, indexes, value = OF_OTHER_IDS[name]
+    schema_id = server.registry.put("other", schema, schema_type)
+    guid = server.registry.by_id[schema_id].guid
+    server.faults.append(answering(200, {"id": schema_id, "guid": guid}))
     column = pa.array([{"a": 1, "b": 2}], pa.struct([pa.field(each, pa.int64(), nullable=False) for each in "ab"]))
     own = FormatSettings("value", name, message="Value" if name == "protobuf" else None)
-    formats = Formats(own, None, settings_for(server.url))
+    formats = Formats(own, None, settings_for(server.url, id_location=location))
     found = resolved(formats, {"value": column.type}, "orders").value
     assert found is not None
-    assert ColumnEncoder(found.column_format, column.type).encode(column).values.to_pylist() == [value]
+    encoded = ColumnEncoder(found.column_format, column.type).encode(column).values.to_pylist()
+    if location == "header":
+        assert found.column_format.header == ("__value_schema_id", b"\1" + uuid.UUID(guid).bytes + indexes)
+        assert encoded == [value]
+    else:
+        assert encoded == [struct.pack(">bI", 0, schema_id) + indexes + value]
+
+
+def test_values_are_written_by_the_schema_of_the_guid_in_the_header(server: SchemaRegistryServer) -> None:
+    """Bug: the values were written by the schema of the id, which may be another one, and no reader uses that id."""
+    own = pa.struct([pa.field(each, pa.int64(), nullable=False) for each in "ab"])
+    text = column_format(FormatSettings("value", "avro"), own).schema
+    assert text is not None
+    guid = server.registry.by_id[server.registry.put("mine", text)].guid
+    wrong_id = server.registry.put("other", SWAPPED)
+    server.faults.append(answering(200, {"id": wrong_id, "guid": guid}))
+    formats = Formats(FormatSettings("value", "avro"), None, settings_for(server.url, id_location="header"))
+    found = resolved(formats, {"value": own}, "orders").value
+    assert found is not None
+    assert found.column_format.header == ("__value_schema_id", b"\1" + uuid.UUID(guid).bytes)
+    assert found.column_format.schema == text
+
+
+@pytest.mark.parametrize("kind", ["domainRules", "encodingRules"])
+def test_rule_for_writers_is_refused_with_the_id_in_a_header(server: SchemaRegistryServer, kind: str) -> None:
+    schema_id = server.registry.put("orders-value", record("id"), ruleSet={kind: [rule()]})
+    server.faults.append(answering(200, {"id": schema_id, "guid": server.registry.by_id[schema_id].guid}))
+    with pytest.raises(SchemaError, match=r"its rule hide \(ENCRYPT\) is for writers"):
+        ask(server.url, id_location="header")
 
 
 @pytest.mark.parametrize(
