@@ -99,8 +99,12 @@ def test_write_that_spark_takes_for_large_keeps_its_tasks(spark: SparkSession, s
         (lambda rows: rows.select("value").repartition(3), 3),
         (lambda rows: rows.select("value").coalesce(10), FEWER),
         (lambda rows: rows.select("value").repartition(10), FEWER),
+        (lambda rows: rows.select("value").repartition(3).repartition(10), FEWER),
     ],
-    ids=["coalesce", "then a column less", "then a filter", "repartition", "coalesce to more", "repartition to more"],
+    ids=[
+        *("coalesce", "then a column less", "then a filter", "repartition"),
+        *("coalesce to more", "repartition to more", "repartition twice"),
+    ],
 )
 def test_partitions_that_the_user_made_fewer_stay(
     spark: SparkSession, change: Callable[[DataFrame], DataFrame], tasks: int
