@@ -26,7 +26,7 @@ from spark_kafka_sink.sink.exactly_once.operator import main
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPACTED = {"cleanup.policy": "compact"}
-LIMIT_S = 60.0
+LIMIT_S = 240.0
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-LIMIT_S = 60.0
+LIMIT_S = 240.0
 ROWS_A_BATCH = 5
 PADDING = 400_000  # bytes a row: the sink joins its first Arrow batches up to 3.9 MB, Spark up to 64 KiB
 
