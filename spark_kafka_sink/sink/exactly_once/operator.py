@@ -359,6 +359,9 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None, ask:
             except EOFError:
                 answer = ""
                 print("There is no input to read an answer from: --yes goes on without asking.", file=out)
+            except KeyboardInterrupt:
+                answer = ""
+                print(file=out)  # the terminal's cursor is behind the question
             if answer != prefix:
                 print("Nothing was changed.", file=out)
                 return 1

@@ -579,6 +579,18 @@ def test_nothing_is_changed_without_a_terminal_for_the_question(monkeypatch: pyt
     )
 
 
+def test_ctrl_c_at_the_question_changes_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: Ctrl-C at the question printed a traceback, which did not say that nothing was changed."""
+
+    def interrupted(_: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operator, "connect", lambda _: pytest.fail("it asked the cluster"))
+    out = io.StringIO()
+    assert main(["abort", "--prefix", PREFIX, "--bootstrap-servers", "h:9092"], out, interrupted) == 1
+    assert out.getvalue().endswith("\nNothing was changed.\n")
+
+
 @pytest.mark.parametrize("command", ["list", "finish", "abort", "accept", "forget"])
 def test_empty_prefix_is_refused_without_a_question(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setattr(operator, "connect", lambda _: pytest.fail("it connects"))
