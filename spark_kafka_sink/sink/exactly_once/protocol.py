@@ -239,10 +239,10 @@ class ExactlyOnceDriver:
         """Decide the batch and commit it. Afterwards no transaction of the prefix is open that was begun before.
 
         Nothing is decided after BatchChangedError (the batch was decided before with other rows or for another topic),
-        IllegalStateError (a task's transaction is not as the task left it, or is too old) and ProducerFencedError
-        (another driver has taken over). KafkaTimeoutError: it is not known whether the batch is decided.
-        TransactionLostError: it is decided, and rows are lost. If only the note of the commit fails, the KafkaError
-        says that the batch is committed.
+        IllegalStateError (a task's transaction is not as the task left it, or is too old; or the decisions of the
+        prefix belong into another partition than at `begin`) and ProducerFencedError (another driver has taken over).
+        KafkaTimeoutError: it is not known whether the batch is decided. TransactionLostError: it is decided, and rows
+        are lost. If only the note of the commit fails, the KafkaError says that the batch is committed.
         """
         if not outcomes:
             return Committed(None, False, None)
@@ -251,6 +251,10 @@ class ExactlyOnceDriver:
         if first.was_skipped:
             check_same_batch(outcomes, self.topic)
             return Committed(None, True, None)
+        if first.batch_start.place != self._cluster.place:
+            # Partitions were added, and the process that began the batch does not know it yet. It would not find this
+            # decision, and would write the batch again.
+            raise self._cluster.lost_decisions()
         tasks = tuple(outcome.written for outcome in outcomes if outcome.written is not None)
         rows = sum(task.rows for task in tasks)
         decision = Decision(

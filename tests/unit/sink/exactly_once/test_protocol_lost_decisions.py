@@ -122,6 +122,24 @@ def test_topic_deleted_during_a_batch_is_an_error(bench: CoordinatorBench) -> No
     assert bench.state("P/0") == "Ongoing", "nothing was decided"
 
 
+def test_partitions_added_during_a_batch_decide_nothing(bench: CoordinatorBench) -> None:
+    """Bug: with `format`, two processes begin and commit a batch. If only the second one knew of the added partitions,
+    the first one did not find its decision, and the batch was written twice when Spark ran it again.
+    """
+    begins = driver_of(bench, "P")
+    begins.commit([task_outcome(bench, begins.begin())])
+    batch_start = begins.begin()
+    outcome = task_outcome(bench, batch_start)
+    bench.cluster.add_partitions(TOPIC, 5)  # another partition for P
+    with pytest.raises(
+        IllegalStateError, match=r"partitions were added to it \(it has 21 now\).*adopt --prefix=P --boot"
+    ):
+        another_process(bench).commit([outcome])
+    assert bench.state("P/0") == "Ongoing"
+    assert begins.abort(batch_start, [outcome])
+    assert bench.state("P/0") == "CompleteAbort"
+
+
 def test_driver_waits_for_a_topic_unknown_for_a_moment(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
     driver.begin()
