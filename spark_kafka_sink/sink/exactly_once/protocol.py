@@ -380,9 +380,10 @@ class ExactlyOnceDriver:
                 f" {len(lost)} of its {len(decision.tasks)} transactions are gone: rows are missing in Kafka,"
                 f" {sum(task.rows for task in lost)} of {decision.rows} ("
                 + "; ".join(f"partition {task.partition}: {task.rows} rows in {task.transaction}" for task in lost[:20])
-                + "). They timed out between decision and commit, or their markers expired in a stop longer than"
-                " offsets.retention.minutes. Write the missing rows by hand from the batch's input, then let the query"
-                f" go on: {operator_command('accept', self.prefix, self._cluster.place.topic)}. A longer"
+                + "). They timed out between decision and commit; or an operator or a late task aborted them; or their"
+                " markers expired in a stop longer than offsets.retention.minutes. Write the missing rows by hand from"
+                " the batch's input, then let the query go on:"
+                f" {operator_command('accept', self.prefix, self._cluster.place.topic)}. A longer"
                 " kafka.transaction.timeout.ms makes this rarer."
             )
 

@@ -136,6 +136,14 @@ def test_late_commit_counts_if_marker_was_committed(
             driver.commit([outcome])
 
 
+def test_loss_to_an_operators_abort_names_that_cause(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
+    """Bug: the error named only a timeout and expired markers."""
+    outcome = task_outcome(bench, driver.begin())
+    bench.cluster.on(ApiKey.END_TXN, refused_to_task_0(ErrorCode.producer_fenced), times=None)
+    with pytest.raises(TransactionLostError, match="or an operator or a late task aborted them"):
+        driver.commit([outcome])
+
+
 @pytest.mark.parametrize(("topic", "flag"), [("mine", " --decision-topic=mine"), (CONFIG.decision_topic, "")])
 def test_commands_in_errors_name_another_decision_topic(bench: CoordinatorBench, topic: str, flag: str) -> None:
     """Bug: the printed commands read the default topic, found no decision, and aborted a decided batch."""
