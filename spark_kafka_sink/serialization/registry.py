@@ -232,8 +232,8 @@ def _look_up(
     if settings.id_location == IN_HEADER and found.guid is not None:
         # Readers fetch the schema by the GUID. In the client's cache our own text, without rules, stands under it.
         client.clear_caches()  # type: ignore[no-untyped-call]
-        return found._replace(schema=client.get_schema_by_guid(str(found.guid)))
-    return found._replace(schema=client.get_schema(found.schema_id))
+        return _found(found.schema_id, found.guid, client.get_schema_by_guid(str(found.guid)))
+    return _found(found.schema_id, found.guid, client.get_schema(found.schema_id))
 
 
 def _found(schema_id: object, guid: object, schema: Schema) -> _Found:

@@ -280,6 +280,14 @@ def test_values_are_written_by_the_schema_of_the_guid_in_the_header(server: Sche
     assert found.column_format.schema == text
 
 
+@pytest.mark.parametrize("location", ["prefix", "header"])
+def test_schema_that_cannot_be_read_back_is_an_error(server: SchemaRegistryServer, location: str) -> None:
+    """Bug: an answer without a schema counted as one, and the column was written without looking at it."""
+    server.every = answering(200, {"id": 1, "guid": str(uuid.uuid4())})
+    with pytest.raises(RegistryError, match="there is no schema in the answer"):
+        ask(server.url, id_location=location)
+
+
 @pytest.mark.parametrize("kind", ["domainRules", "encodingRules"])
 def test_rule_for_writers_is_refused_with_the_id_in_a_header(server: SchemaRegistryServer, kind: str) -> None:
     schema_id = server.registry.put("orders-value", record("id"), ruleSet={kind: [rule()]})
