@@ -30,11 +30,16 @@ $(SETUP): setup.cfg setup.py pyproject.toml constraints.txt $(KERNEL) $(HEADERS)
 	@$(BIN)/python $(PINNED) --editable '.[local,test,engine]'
 	@touch $@
 
+# An archive of Spark's classes, for tests that start a Spark of their own
+SPARK_CLASSES := build/spark-classes.jsa
+$(SPARK_CLASSES): $(SETUP) tests/support/spark_classes.py
+	@$(BIN)/python tests/support/spark_classes.py $@
+
 demo: $(SETUP)
 	$(BIN)/python jobs/demo.py
 
 # Run three parts at a time, the longest first: those with Spark wait more than they compute.
-test: $(SETUP)
+test: $(SETUP) $(SPARK_CLASSES)
 	@$(MAKE) --no-print-directory -j3 --output-sync=line \
 	    integration-jobs integration-spark unit integration-brokers check loopback faults-quick
 

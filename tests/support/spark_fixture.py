@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.spark_classes import QUICK_JVM
 
 from spark_kafka_sink.local import fetch_jars
 from spark_kafka_sink.local.jars import KAFKA_LOCK
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 SPARK_SINK_LOCK = KAFKA_LOCK.with_name("spark-sql-kafka.lock.json")
 SPARK_AVRO_LOCK = Path(__file__).resolve().parents[2] / "benchmarks" / "spark-avro.lock.json"
+
+
+def pytest_configure() -> None:
+    """Every Spark that a test starts, in this process or in another one, has the options of a quick JVM."""
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JVM)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import Protocol
 import pytest
 from support.exactly_once_streams import KEYS
 from support.killed_spark import kill_session
+from support.spark_classes import QUICK_JVM
 
 from spark_kafka_sink.sink.exactly_once.operator import main
 from spark_kafka_sink.sink.exactly_once.session import stream_prefix
@@ -31,8 +32,6 @@ _SMALL = {
     "spark.log.level": "ERROR",
     "spark.connect.grpc.binding.address": "127.0.0.1",
 }
-_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""A run starts two JVMs, which live for seconds."""
 
 
 class Run(Protocol):
@@ -47,7 +46,7 @@ def run() -> Iterator[Run]:
     started: list[subprocess.Popen[str]] = []
     settings = [text for key, value in _SMALL.items() for text in ("--conf", f"{key}={value}")]
     program = Path(sys.executable).with_name("spark-pipelines")
-    own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "JDK_JAVA_OPTIONS": _QUICK_JVM}
+    own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "JDK_JAVA_OPTIONS": QUICK_JVM}
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_HOME"))}
 
     def run_pipeline(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
