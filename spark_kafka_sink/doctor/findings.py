@@ -99,7 +99,8 @@ PROBLEMS: Final[dict[str, Problem]] = {
         _WARNING,
         "The compiled kernel is not there. Plain numpy does its work, several times slower.",
         "Install a wheel for this platform, or install from source with a C compiler (gcc) present. A zip of the"
-        " package has no kernel: ship it as a packed environment instead.",
+        " package has no kernel: ship it as a packed environment instead. In a checkout run pip install -e . there,"
+        " because Python takes the package from the folder that it runs in.",
     ),
     "kernel-does-not-load": Problem(
         _WARNING,

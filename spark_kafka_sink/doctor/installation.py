@@ -63,6 +63,8 @@ class Machine:
     is_remote: bool = False
     """Whether Spark Connect is used, which needs no Java here."""
     python: str = field(default_factory=lambda: sys.executable or "python")
+    folder: str = field(default_factory=lambda: str(Path(__file__).parents[1]))
+    """From which Python takes this package: in a checkout not where pip has installed it."""
 
 
 def gather(environment: Mapping[str, str] = os.environ, timeout_s: float = 10.0) -> Machine:
@@ -135,7 +137,7 @@ def _kernel_finding(machine: Machine) -> Finding:
         return ok(_AREA, "kernel", "compiled and loaded")
     if machine.kernel_error:
         return problem("kernel-does-not-load", _AREA, "kernel", machine.kernel_error)
-    return problem("kernel-missing", _AREA, "kernel", "it was not compiled when this package was installed")
+    return problem("kernel-missing", _AREA, "kernel", f"there is no compiled one in {machine.folder}")
 
 
 def _pyspark_findings(machine: Machine) -> list[Finding]:

@@ -121,6 +121,16 @@ def test_required_packages_are_those_of_the_setup() -> None:
     assert [line for line in lines if line and not line.startswith("#")] == list(REQUIRED)
 
 
+def test_missing_kernel_names_the_folder_of_the_package() -> None:
+    """Bug: in a checkout the doctor said that the kernel was not compiled by the installation. It was: Python took the
+    package from the checkout, and a new installation did not help.
+    """
+    (found,) = [each for each in judge(replace(GOOD, has_kernel=False, folder="/checkout/package")) if each.name]
+    assert found.seen == "there is no compiled one in /checkout/package"
+    assert "In a checkout run pip install -e . there" in (found.change or "")
+    assert gather().folder == str(ROOT / "spark_kafka_sink")
+
+
 def test_facts_are_those_of_this_process() -> None:
     found = gather()
     assert found.python == sys.executable
