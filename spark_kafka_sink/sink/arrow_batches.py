@@ -147,7 +147,7 @@ def batch_limits(df: DataFrame, last: LastWrite | None = None, formatted: Collec
     if len(free) == 2 and not (formatted and session.conf.isModifiable(BYTES) and _is_uncounted(df, formatted)):
         is_counted = _is_cheap_to_count(df, last, formatted) and session.conf.isModifiable(BYTES)
         rows = _OF_SPARK if context is None else None if is_counted else padded_rows(last)
-        if rows is not None and context is not None and _may_run_python(df, context):
+        if rows is not None and context is not None and may_run_python(df, context):
             rows = None
         if rows is not None and formatted and context is not None:
             rows = _with_room_for(rows, [df.schema[name].dataType for name in formatted])
@@ -171,7 +171,7 @@ def padded_under(most: int) -> PaddedRows | None:
     return PaddedRows(max(_UNKNOWN, math.ceil(_MOST_BYTES / most)), most) if most > 0 else None
 
 
-def _may_run_python(df: DataFrame, context: SparkContext) -> bool:
+def may_run_python(df: DataFrame, context: SparkContext) -> bool:
     """Return whether `df` may be made by Python functions. True also for a table function (any generator) and for an
     RDD that is not a micro-batch, of which it is not known.
     """
@@ -182,11 +182,6 @@ def _may_run_python(df: DataFrame, context: SparkContext) -> bool:
         if of_stream is None:
             return True
         plans.append(of_stream)
-    return have_python(plans, context)
-
-
-def have_python(plans: Iterable[Any], context: SparkContext) -> bool:
-    """Return whether Spark's plans have Python functions, or generators, which may be Python functions."""
     assert context._jvm is not None
     pattern = context._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     patterns = (pattern.PYTHON_UDF(), pattern.GENERATE())

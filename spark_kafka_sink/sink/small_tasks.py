@@ -11,8 +11,8 @@ than expected, or if the write fails, the next one has all its tasks again. If a
 such as one with all its rows in neighbouring partitions, then the next hundred keep their tasks.
 
 With spark.dynamicAllocation.enabled=true, Spark asks for executors by the tasks that wait, so all tasks stay. They stay
-on Spark Connect too, which does not tell how many tasks run at once, and with RocksDB as state store. Owned by the
-driver; any thread may call.
+on Spark Connect too, which does not tell how many tasks run at once, with RocksDB as state store, and with Python
+functions, whose values may follow the number of the task. Owned by the driver; any thread may call.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from spark_kafka_sink.sink.arrow_batches import have_python, plan_of_stream
+from spark_kafka_sink.sink.arrow_batches import may_run_python
 from spark_kafka_sink.sink.running_query import context_of_thread, query_id_of
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
@@ -159,18 +158,9 @@ def source_of(df: DataFrame, topic: str | None) -> Source:
         return Source(topic, None, None)
     query_id = query_id_of(context)
     has_own_store = query_id is not None and not str(session.conf.get(_STATE_STORE)).endswith(_STORE_OF_SPARK)
-    keeps_tasks = has_own_store or _follow_tasks(df, context)
+    # A Python function may make ids of its task's number, by which Spark also computes its arguments: `rand(seed)`
+    keeps_tasks = has_own_store or may_run_python(df, context)
     return Source(topic, query_id, None if keeps_tasks else context.defaultParallelism)
-
-
-def _follow_tasks(df: DataFrame, context: SparkContext) -> bool:
-    """Return whether rows may have other values with other tasks. If the argument of a Python function is not
-    deterministic, such as `monotonically_increasing_id()` or `rand(seed)`, Spark computes it by the number of the task:
-    several partitions in one task would have the same ids.
-    """
-    of_stream = plan_of_stream(df, context)
-    plans = [df._jdf.queryExecution().analyzed(), *([] if of_stream is None else [of_stream])]
-    return not all(plan.deterministic() for plan in plans) and have_python(plans, context)
 
 
 def with_fewer_tasks(df: DataFrame, like: DataFrame, source: Source) -> DataFrame:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit, rand, udf
 from support.exactly_once_streams import await_markers
 from support.librdkafka import read_topic
@@ -116,31 +118,58 @@ def test_partitions_that_the_user_made_fewer_stay(
     assert with_fewer_tasks(rows, rows, Source("orders", "q1", slots=2)).rdd.getNumPartitions() == tasks
 
 
-def text_of(value: object) -> str:
-    return str(value)
+def _task() -> TaskContext:
+    found = TaskContext.get()
+    assert found is not None
+    return found
+
+
+def id_in_task(value: object) -> str:
+    """Return an id as users make it: unique as long as each partition has a task of its own."""
+    return f"{_task().partitionId()}-{value}"
+
+
+def with_row_numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.RecordBatch.from_pylist([{"value": id_in_task(number)} for number in range(batch.num_rows)])
 
 
 @pytest.mark.parametrize(
-    ("value", "slots"),
+    ("change", "slots"),
     [
-        (lambda: udf(text_of, useArrow=False)(rand(7)), None),
-        (lambda: udf(text_of, useArrow=False)("id"), 2),
-        (lambda: rand(7).cast("string"), 2),
+        (lambda rows: rows.select(udf(id_in_task, useArrow=False)(rand(7)).alias("value")), None),
+        (lambda rows: rows.select(udf(id_in_task, useArrow=False)("id").alias("value")), None),
+        (lambda rows: rows.mapInArrow(with_row_numbers, "value STRING"), None),
+        (lambda rows: rows.select(rand(7).cast("string").alias("value")), 2),
     ],
-    ids=["function of random numbers", "function", "random numbers"],
+    ids=["function of random numbers", "function", "function of batches", "random numbers"],
 )
 def test_values_by_the_number_of_a_task_keep_the_tasks(
-    spark: SparkSession, tmp_path: Path, value: Callable[[], Column], slots: int | None
+    spark: SparkSession, tmp_path: Path, change: Callable[[DataFrame], DataFrame], slots: int | None
 ) -> None:
     """Bug: Spark computes arguments of a Python function by the number of the task. So all partitions of a task had the
     same random numbers, and the same ids of `monotonically_increasing_id()`.
     """
     spark.range(5).write.parquet(str(tmp_path / "rows"))
-    rows = spark.read.parquet(str(tmp_path / "rows")).select(value().alias("value"))
+    rows = change(spark.read.parquet(str(tmp_path / "rows")))
     found = [source_of(rows, "orders").slots]
-    stream = spark.readStream.schema("id LONG").parquet(str(tmp_path / "rows")).select(value().alias("value"))
+    stream = change(spark.readStream.schema("id LONG").parquet(str(tmp_path / "rows")))
     run_query(stream, lambda rows, _: found.append(source_of(rows, "orders").slots), tmp_path)
     assert found == [slots, slots]
+
+
+def test_ids_of_the_number_of_the_task_stay_unique(spark: SparkSession, sink: Any) -> None:
+    """Bug: after a write of small tasks, a Python function had the same `TaskContext.partitionId()` for several
+    partitions, so that different rows got the same id.
+    """
+    sink_of_topic, reports, values = sink
+    tasks = 3 * FEWER
+    rows = spark.range(0, 2 * tasks, 1, tasks).mapInArrow(with_row_numbers, "value STRING")
+    for _ in range(2):
+        sink_of_topic.write(rows)
+    once = [f"{task}-{number}".encode() for task in range(tasks) for number in range(2)]
+    assert values() == sorted(once * 2)
+    assert [report.tasks for report in reports] == [tasks, tasks]
 
 
 def test_stream_with_state_has_fewer_tasks_and_the_same_sums(spark: SparkSession, sink: Any, tmp_path: Path) -> None:
