@@ -171,9 +171,10 @@ def padded_under(most: int) -> PaddedRows | None:
     return PaddedRows(max(_UNKNOWN, math.ceil(_MOST_BYTES / most)), most) if most > 0 else None
 
 
-def may_run_python(df: DataFrame, context: SparkContext) -> bool:
+def may_run_python(df: DataFrame, context: SparkContext, also: Collection[str] = ()) -> bool:
     """Return whether `df` may be made by Python functions. True also for a table function (any generator) and for an
-    RDD that is not a micro-batch, of which it is not known.
+    RDD that is not a micro-batch, of which it is not known. `also`: other patterns of plans, names of Spark's
+    TreePattern.
     """
     plans = [df._jdf.queryExecution().analyzed()]
     leaves = plans[0].collectLeaves()
@@ -184,7 +185,7 @@ def may_run_python(df: DataFrame, context: SparkContext) -> bool:
         plans.append(of_stream)
     assert context._jvm is not None
     pattern = context._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-    patterns = (pattern.PYTHON_UDF(), pattern.GENERATE())
+    patterns = [getattr(pattern, name)() for name in ("PYTHON_UDF", "GENERATE", *also)]
     return any(plan.containsPattern(each) for plan in plans for each in patterns)
 
 

@@ -11,7 +11,7 @@ than expected, or if the write fails, the next one has all its tasks again. If a
 such as one with all its rows in neighbouring partitions, then the next hundred keep their tasks.
 
 With spark.dynamicAllocation.enabled=true, Spark asks for executors by the tasks that wait, so all tasks stay. They stay
-on Spark Connect too, which does not tell how many tasks run at once, with RocksDB as state store, and with Python
+on Spark Connect too, which does not tell how many tasks run at once, with RocksDB as state store, and with a user's
 functions, whose values may follow the number of the task. Owned by the driver; any thread may call.
 """
 
@@ -50,6 +50,8 @@ _STORE_OF_SPARK: Final = ".HDFSBackedStateStoreProvider"
 """The default. With RocksDB a task must have the state of one partition: a query with two operators with state in a
 stage, such as dropDuplicates before groupBy, would fail.
 """
+_FUNCTIONS_OF_THE_JVM: Final = ("SCALA_UDF", "SERIALIZE_FROM_OBJECT")
+"""Functions in Scala or Java, and steps of a typed Dataset."""
 _KEPT: Final = 100
 """Writes after one that took longer with fewer tasks. It may have waited for a broker that started again."""
 
@@ -158,8 +160,8 @@ def source_of(df: DataFrame, topic: str | None) -> Source:
         return Source(topic, None, None)
     query_id = query_id_of(context)
     has_own_store = query_id is not None and not str(session.conf.get(_STATE_STORE)).endswith(_STORE_OF_SPARK)
-    # A Python function may make ids of its task's number, by which Spark also computes its arguments: `rand(seed)`
-    keeps_tasks = has_own_store or may_run_python(df, context)
+    # A function may make ids of its task's number. By that Spark also computes a Python function's arguments: `rand(7)`
+    keeps_tasks = has_own_store or may_run_python(df, context, also=_FUNCTIONS_OF_THE_JVM)
     return Source(topic, query_id, None if keeps_tasks else context.defaultParallelism)
 
 

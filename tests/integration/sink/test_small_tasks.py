@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import lit, rand, udf
+from pyspark.ml.functions import array_to_vector, vector_to_array
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.functions import array, col, lit, rand, udf
 from support.exactly_once_streams import await_markers
 from support.librdkafka import read_topic
 
@@ -118,20 +119,31 @@ def test_partitions_that_the_user_made_fewer_stay(
     assert with_fewer_tasks(rows, rows, Source("orders", "q1", slots=2)).rdd.getNumPartitions() == tasks
 
 
-def _task() -> TaskContext:
-    found = TaskContext.get()
-    assert found is not None
-    return found
+def _users_functions() -> tuple[
+    Callable[[object], str], Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+]:
+    """Return functions that make ids as users do: unique as long as each partition has a task of its own. They are
+    inside this one, so that Spark gives them to a worker by value. It cannot import this file.
+    """
+
+    def id_in_task(value: object) -> str:
+        task = TaskContext.get()
+        assert task is not None
+        return f"{task.partitionId()}-{value}"
+
+    def with_row_numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pylist([{"value": id_in_task(number)} for number in range(batch.num_rows)])
+
+    return id_in_task, with_row_numbers
 
 
-def id_in_task(value: object) -> str:
-    """Return an id as users make it: unique as long as each partition has a task of its own."""
-    return f"{_task().partitionId()}-{value}"
+id_in_task, with_row_numbers = _users_functions()
 
 
-def with_row_numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield pa.RecordBatch.from_pylist([{"value": id_in_task(number)} for number in range(batch.num_rows)])
+def by_scala(column: str) -> Column:
+    """Return the column as text, by functions that Spark has in Scala."""
+    return vector_to_array(array_to_vector(array(col(column).cast("double"))))[0].cast("string")
 
 
 @pytest.mark.parametrize(
@@ -140,9 +152,10 @@ def with_row_numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
         (lambda rows: rows.select(udf(id_in_task, useArrow=False)(rand(7)).alias("value")), None),
         (lambda rows: rows.select(udf(id_in_task, useArrow=False)("id").alias("value")), None),
         (lambda rows: rows.mapInArrow(with_row_numbers, "value STRING"), None),
+        (lambda rows: rows.select(by_scala("id").alias("value")), None),
         (lambda rows: rows.select(rand(7).cast("string").alias("value")), 2),
     ],
-    ids=["function of random numbers", "function", "function of batches", "random numbers"],
+    ids=["function of random numbers", "function", "function of batches", "function in Scala", "random numbers"],
 )
 def test_values_by_the_number_of_a_task_keep_the_tasks(
     spark: SparkSession, tmp_path: Path, change: Callable[[DataFrame], DataFrame], slots: int | None
