@@ -92,9 +92,14 @@ class Operator:
         self._settle(prefix)
 
     def abort(self, prefix: str) -> None:
-        """Abort undecided transactions. Raises IllegalStateError if a decided batch is not committed yet."""
+        """Abort undecided transactions, and name them. Raises IllegalStateError if a decided batch is not committed
+        yet.
+        """
         _check_finished(self._used(prefix).last_decision(), prefix)
-        self._settle(prefix)
+        undecided = self._ongoing(prefix)
+        left = self._settle(prefix)
+        if aborted := [name for name in undecided if name not in left]:
+            self._say(f"Aborted ({len(aborted)}): {', '.join(aborted[:20])}.")
 
     def accept(self, prefix: str) -> None:
         """Let the query go on after the batch decided last, whatever its rows are then. Of a batch that is not
@@ -177,7 +182,8 @@ class Operator:
     def _say(self, line: str) -> None:
         print(for_stream(line, self._out), file=self._out)
 
-    def _settle(self, prefix: str) -> None:
+    def _settle(self, prefix: str) -> list[str]:
+        """Commit what is decided, abort the rest. Return what could not be ended."""
         batch_start = self._driver(prefix).begin()
         last = "Nothing was decided" + (", or it was finished before" if is_one_off(prefix) else "")
         if batch_start.last_batch_id is not None:
@@ -185,6 +191,7 @@ class Operator:
         left = self._ongoing(prefix)
         named = f"open until they time out ({len(left)}): {', '.join(left[:20])}"
         self._say(f"{last}; {named if left else f'nothing of {prefix} is open'}.")
+        return left
 
     def _cluster(self, prefix: str, *, is_free: bool = False) -> KafkaDriverCluster:
         """Raises IllegalStateError if there is no decision topic: a new one would say that nothing was decided."""

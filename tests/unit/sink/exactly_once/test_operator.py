@@ -289,7 +289,7 @@ def test_finish_accepts_a_prefix_without_decision_or_open_transaction(bench: Ope
 def test_an_undecided_batch_is_aborted(bench: OperatorBench) -> None:
     bench.batch(0)
     bench.operator.abort(PREFIX)
-    assert bench.said() == "Nothing was decided; nothing of orders is open.\n"
+    assert bench.said() == "Nothing was decided; nothing of orders is open.\nAborted (2): orders/0, orders/1.\n"
     assert [bench.state(f"orders/{number}") for number in range(2)] == ["CompleteAbort"] * 2
     assert bench.values() == []
 
@@ -298,9 +298,11 @@ def test_transaction_that_could_not_be_aborted_is_reported_open(bench: OperatorB
     bench.batch(0)
     bench.cluster.on(ApiKey.END_TXN, faults.fail_with(TransactionalIdAuthorizationError))
     bench.operator.abort(PREFIX)
-    assert re.fullmatch(r"Nothing was decided; open until they time out \(1\): orders/[01]\.\n", bench.said())
+    left = r"Nothing was decided; open until they time out \(1\): orders/[01]\.\nAborted \(1\): orders/[01]\.\n"
+    assert re.fullmatch(left, bench.said())
     bench.operator.abort(PREFIX)
-    assert bench.said() == "Nothing was decided; nothing of orders is open.\n"
+    ended = r"Nothing was decided; nothing of orders is open\.\nAborted \(1\): orders/[01]\.\n"
+    assert re.fullmatch(ended, bench.said())
 
 
 def test_finish_leaves_other_prefixes_unchanged(bench: OperatorBench) -> None:
