@@ -485,10 +485,10 @@ class ExactlyOnceDriver:
         try:
             yield
         except KafkaError as error:
-            who = "the next start" if decision.query_id else self._finish
+            who = "The next start" if decision.query_id else self._finish
             raise error.reworded(
                 f"Batch {decision.batch_id} of {self.prefix} is committed: its rows count, and must not be written"
-                f" again. What failed is the note of that, which {who} writes: {error.__cause__ or error}",
+                f" again. What failed is the note of that. {who} tries again to write it: {error.__cause__ or error}",
                 retriable=False,
             ) from error
 
