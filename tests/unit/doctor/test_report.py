@@ -21,7 +21,10 @@ This machine
             -> Install a wheel for this platform, or install
                from source with a C compiler (gcc) present.
                A zip of the package has no kernel: ship it
-               as a packed environment instead.
+               as a packed environment instead. In a
+               checkout run pip install -e . there, because
+               Python takes the package from the folder that
+               it runs in.
 
 Brokers
   ✓ h1:9092 (node 1)  reached by PLAINTEXT

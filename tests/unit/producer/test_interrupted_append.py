@@ -5,6 +5,7 @@ And in a call that ends a transaction: no state is left without a request that e
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,11 +51,13 @@ class Interrupt:
 
     def __enter__(self) -> Self:
         self._before = sys.gettrace()
+        gc.disable()  # an interrupt in a garbage collection, as in a function of hypothesis, is lost
         sys.settrace(self._call)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._before)
+        gc.enable()
 
     def _call(self, frame: FrameType, event: str, _: Any) -> Any:
         return self._line if frame.f_code.co_qualname in INTERRUPTIBLE else None
