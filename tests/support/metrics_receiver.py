@@ -40,6 +40,10 @@ class Push(NamedTuple):
         """Return the value of org.apache.kafka.producer.`name`."""
         return self.values[f"org.apache.kafka.producer.{name}", tuple(labels.items())]
 
+    def has_topic(self, topic: str) -> bool:
+        """Return whether it has values of the topic: a push before its first batch has none."""
+        return any(("topic", topic) in labels for _, labels in self.values)
+
 
 class MetricsReceiver:
     """The plugin for brokers of `version`. Skips the test if there is no Java compiler."""
