@@ -172,9 +172,9 @@ def padded_under(most: int) -> PaddedRows | None:
 
 
 def may_run_python(df: DataFrame, context: SparkContext, also: Collection[str] = ()) -> bool:
-    """Return whether `df` may be made by Python functions. True also for a table function (any generator) and for an
-    RDD that is not a micro-batch, of which it is not known. `also`: other patterns of plans, names of Spark's
-    TreePattern.
+    """Return whether `df` may be made by Python functions. True also for a table function (any generator), and for an
+    RDD that is not a micro-batch: the plan does not show what made it. `also`: further patterns of plans to look for,
+    names in Spark's TreePattern.
     """
     plans = [df._jdf.queryExecution().analyzed()]
     leaves = plans[0].collectLeaves()

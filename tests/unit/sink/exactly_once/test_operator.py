@@ -569,28 +569,26 @@ def test_nothing_is_changed_without_the_prefix_typed(monkeypatch: pytest.MonkeyP
     assert out.getvalue().endswith("Nothing was changed.\n")
 
 
-def test_nothing_is_changed_without_a_terminal_for_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(_: str) -> str:
-        raise EOFError
-
-    monkeypatch.setattr(operator, "connect", lambda _: pytest.fail("it asked the cluster"))
-    out = io.StringIO()
-    assert main(["finish", "--prefix", PREFIX, "--bootstrap-servers", "h:9092"], out, closed) == 1
-    assert out.getvalue().endswith(
-        "There is no input to read an answer from: --yes goes on without asking.\nNothing was changed.\n"
-    )
-
-
-def test_ctrl_c_at_the_question_changes_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("no_answer", "said"),
+    [
+        (EOFError, "There is no input to read an answer from: --yes goes on without asking.\nNothing was changed.\n"),
+        (KeyboardInterrupt, "\nNothing was changed.\n"),
+    ],
+    ids=["no terminal", "Ctrl-C"],
+)
+def test_question_without_an_answer_changes_nothing_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, no_answer: type[BaseException], said: str
+) -> None:
     """Bug: Ctrl-C at the question printed a traceback, which did not say that nothing was changed."""
 
-    def interrupted(_: str) -> str:
-        raise KeyboardInterrupt
+    def ask(_: str) -> str:
+        raise no_answer
 
     monkeypatch.setattr(operator, "connect", lambda _: pytest.fail("it asked the cluster"))
     out = io.StringIO()
-    assert main(["abort", "--prefix", PREFIX, "--bootstrap-servers", "h:9092"], out, interrupted) == 1
-    assert out.getvalue().endswith("\nNothing was changed.\n")
+    assert main(["finish", "--prefix", PREFIX, "--bootstrap-servers", "h:9092"], out, ask) == 1
+    assert out.getvalue().endswith(said)
 
 
 @pytest.mark.parametrize("command", ["list", "finish", "abort", "accept", "forget"])
