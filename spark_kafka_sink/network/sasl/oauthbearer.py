@@ -62,6 +62,14 @@ class _Held:
     token: Secret
     refresh_at_ms: int
     end_ms: int
+    wall_offset_ms: int
+    """The time of day minus monotonic time, when the token was fetched."""
+
+    def now_ms(self, clock: Clock) -> int:
+        """Return the time of day, but not less than what has passed since the token was fetched: a wall clock that is
+        set back makes no token live longer. Monotonic time alone stands still while the machine is suspended.
+        """
+        return max(clock.wall_ms(), clock.now_ms() + self.wall_offset_ms)
 
 
 class TokenCache:
@@ -104,23 +112,23 @@ class TokenCache:
             self._lock.release()
 
     def _get(self) -> Secret:
-        now_ms = self._clock.wall_ms()
         held = self._held
-        if held is not None and now_ms < held.refresh_at_ms:
+        if held is not None and held.now_ms(self._clock) < held.refresh_at_ms:
             return held.token
         if self._clock.now_ms() >= self._not_before_ms:
-            self._fetch(now_ms)
+            self._fetch()
         if self._last_error is None:
             assert self._held is not None
             return self._held.token
-        if held is not None and self._clock.wall_ms() < held.end_ms:  # the provider may have blocked
+        if held is not None and held.now_ms(self._clock) < held.end_ms:  # the provider may have blocked
             return held.token
         raise type(self._last_error)(str(self._last_error))
 
-    def _fetch(self, now_ms: int) -> None:
+    def _fetch(self) -> None:
+        now_ms, monotonic_ms = self._clock.wall_ms(), self._clock.now_ms()
         try:
             token, end_ms = self._provider()
-            self._held = self._checked(token, end_ms, now_ms)
+            self._held = self._checked(token, end_ms, now_ms, now_ms - monotonic_ms)
         except BaseException as error:  # such as SystemExit, which must end neither this thread nor the loop
             self._failures += 1
             rule = self._rule
@@ -131,14 +139,15 @@ class TokenCache:
         else:
             self._failures, self._not_before_ms, self._last_error = 0, 0, None
 
-    def _checked(self, token: object, end_ms: object, now_ms: int) -> _Held:
+    def _checked(self, token: object, end_ms: object, now_ms: int, wall_offset_ms: int) -> _Held:
         if not isinstance(token, str) or isinstance(end_ms, bool) or not isinstance(end_ms, int):
             raise SaslAuthenticationError(
                 "The token provider must return a pair: a token (str) and its end (int, ms since the epoch)."
             )
         if end_ms <= now_ms:
             raise RetriableError(f"The token provider returned a token that ended {now_ms - end_ms} ms ago.")
-        return _Held(Secret(token), self._rule.refresh_at_ms(now_ms, end_ms, self._rng), end_ms)
+        refresh_at_ms = self._rule.refresh_at_ms(now_ms, end_ms, self._rng)
+        return _Held(Secret(token), refresh_at_ms, end_ms, wall_offset_ms)
 
 
 def _without_secrets(error: BaseException) -> KafkaError:

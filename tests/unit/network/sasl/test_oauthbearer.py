@@ -232,6 +232,31 @@ def test_wall_clock_set_back_does_not_delay_an_attempt(cache: TokenCache, provid
     assert cache.get().reveal() == "token-2"
 
 
+@pytest.mark.parametrize("is_endpoint_away", [False, True])
+def test_wall_clock_set_back_keeps_no_expired_token(
+    cache: TokenCache, provider: Provider, clock: FakeClock, is_endpoint_away: bool
+) -> None:
+    """Bug: the token was sent for as much longer as the clock was set back. A broker refused it, and the producer had
+    failed for good.
+    """
+    assert cache.get().reveal() == "token-1"
+    clock.set_wall(clock.wall_ms() - HOUR_MS)
+    clock.advance(HOUR_MS)
+    if is_endpoint_away:
+        provider.error = RetriableError("the endpoint is away")
+        with pytest.raises(RetriableError, match="away"):
+            cache.get()
+    else:
+        assert cache.get().reveal() == "token-2"
+
+
+def test_token_is_fetched_again_after_the_machine_was_suspended(cache: TokenCache, clock: FakeClock) -> None:
+    """Monotonic time stands still meanwhile."""
+    assert cache.get().reveal() == "token-1"
+    clock.set_wall(clock.wall_ms() + HOUR_MS)
+    assert cache.get().reveal() == "token-2"
+
+
 def test_pause_begins_at_the_failure_of_the_provider(cache: TokenCache, provider: Provider, clock: FakeClock) -> None:
     provider.error = RetriableError("the endpoint is away")
     provider.takes_ms = 20_000
