@@ -37,6 +37,7 @@ from rich.table import Table
 
 from spark_kafka_sink.admin.topic_reader import TopicReader
 from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.common.texts import exit_code_of
 from spark_kafka_sink.local import EmbeddedKafka
 from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 
@@ -358,7 +359,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(exit_code_of(main))
     except KafkaError as error:
         console.print(f"[bold red]{type(error).__name__}:[/] {error}")
         sys.exit(1)

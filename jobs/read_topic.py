@@ -29,6 +29,7 @@ from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.common.texts import exit_code_of
 from spark_kafka_sink.protocol.fetch import READ_COMMITTED, READ_UNCOMMITTED
 from spark_kafka_sink.record.decoder import DecodedRecord
 
@@ -205,4 +206,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code_of(lambda: main(sys.argv[1:])))

@@ -48,7 +48,7 @@ from pyspark.sql.types import StructType
 
 from spark_kafka_sink import ConfigError, KafkaError, KafkaSink
 from spark_kafka_sink.common.options import nearest
-from spark_kafka_sink.common.texts import without_logins
+from spark_kafka_sink.common.texts import exit_code_of, without_logins
 from spark_kafka_sink.serialization import format_options
 from spark_kafka_sink.sink.options import AT_LEAST_ONCE, EXACTLY_ONCE, PASSED_OVER
 from spark_kafka_sink.sink.properties_file import PropertiesFile, read_properties
@@ -522,6 +522,8 @@ def main(arguments: Sequence[str]) -> int:
         return fail(error, 2)
     try:
         run(settings, stop)
+    except BrokenPipeError:  # the reader of stdout has gone, and entry() ends the job
+        raise
     except (KafkaError, UsageError, PySparkException, Py4JError, OSError) as error:
         if stop.is_there and not isinstance(error, (KafkaError, UsageError, StreamingQueryException)):
             print("Spark ended before the job; the next start writes the current batch again", flush=True)
@@ -538,7 +540,7 @@ def fail(error: Exception, code: int, place: str = "") -> int:
 
 
 def entry() -> NoReturn:
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code_of(lambda: main(sys.argv[1:])))
 
 
 if __name__ == "__main__":

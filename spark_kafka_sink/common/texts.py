@@ -1,11 +1,19 @@
-"""What logs and errors show of a text: nothing of a secret, and one line of what a peer sent. No state; any thread."""
+"""What logs and errors show of a text: nothing of a secret, and one line of what a peer sent. And how a command writes
+its texts. No state; any thread.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import sys
+from collections.abc import Callable
 from typing import Final
 
 _LONGEST: Final = 500
+_BROKEN_PIPE: Final = 141
+"""The code that a shell shows for a program which SIGPIPE has ended."""
 _LOGIN: Final = re.compile(r"//[^\s'\"]*@")
 _MAYBE_SECRET: Final = re.compile(r"@|-----BEGIN|LoginModule|(password|secret|token)\W*=", re.IGNORECASE)
 _QUERY: Final = re.compile(r"(://[^\s'\"?]*)\?[^\s'\"]*")
@@ -60,3 +68,32 @@ def for_stream(text: str, stream: object) -> str:
     """Return the text with an escape, such as \\xfc, in place of each character that the stream cannot write."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def exit_code_of(command: Callable[[], int]) -> str | int | None:
+    """Run a command, and return its code for `sys.exit`: 141 if the reader of stdout has gone, as in `| head -1`."""
+    try:
+        try:
+            code: str | int | None = command()
+        except SystemExit as end:  # of --help
+            code = end.code
+        _flush()
+    except BrokenPipeError:
+        if not _has_lost_reader():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes as it ends
+        return _BROKEN_PIPE
+    return code
+
+
+def _has_lost_reader() -> bool:
+    if sys.stdout is None or not hasattr(select, "poll"):  # Windows
+        return True
+    poller = select.poll()
+    poller.register(sys.stdout, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poller.poll(0))
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # None if the command was started with a closed stdout
+        sys.stdout.flush()

@@ -16,7 +16,7 @@ from typing import Final, TextIO
 
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.common.texts import for_stream, one_line
+from spark_kafka_sink.common.texts import exit_code_of, for_stream, one_line
 from spark_kafka_sink.doctor import installation
 from spark_kafka_sink.doctor.findings import Area, Finding, has_fault, not_checked, problem
 from spark_kafka_sink.doctor.report import as_json, table
@@ -144,4 +144,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(main))

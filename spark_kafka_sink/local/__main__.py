@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from spark_kafka_sink.common.errors import LocalBrokerError
+from spark_kafka_sink.common.texts import exit_code_of
 from spark_kafka_sink.local.cluster import EmbeddedKafka
 
 _POLL_S = 0.2
@@ -75,4 +76,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(main))

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spark_kafka_sink.common.errors import LocalBrokerError
+from spark_kafka_sink.common.texts import exit_code_of
 from spark_kafka_sink.local.jars import KAFKA_LOCK, JarLock, LockedJar, resolve_jars, sha256_of
 
 
@@ -58,4 +59,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(main))

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from spark_kafka_sink.common.texts import Secret, for_stream, shown, without_logins
+from spark_kafka_sink.common.texts import Secret, exit_code_of, for_stream, shown, without_logins
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMANDS = [
+    "spark_kafka_sink/transactions.py",
+    "spark_kafka_sink/doctor/__main__.py",
+    "spark_kafka_sink/local/__main__.py",
+    "spark_kafka_sink/local/relock.py",
+    "jobs/read_topic.py",
+    "jobs/stream_to_kafka.py",
+    "jobs/demo.py",
+]
 
 
 def test_secret_is_shown_only_by_reveal() -> None:
@@ -67,3 +84,70 @@ def test_character_that_a_stream_cannot_write_is_an_escape(encoding: str, writte
     stream.write(text)
     assert text == written
     assert for_stream("grün", io.StringIO()) == "grün"
+
+
+# ---- the output of a command -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def stdout_without_reader() -> Iterator[None]:
+    """A stdout whose reader has gone. At the end it is flushed and closed, as by Python. A fixture cannot replace
+    that of pytest.
+    """
+    reading, writing = os.pipe()
+    os.close(reading)
+    before = sys.stdout
+    with open(writing, "w") as sys.stdout:
+        try:
+            yield
+        finally:
+            sys.stdout, own = before, sys.stdout
+            own.flush()
+
+
+def much() -> int:
+    for _ in range(10_000):
+        print("a line of a long list")
+    return 0
+
+
+def little_then_exit() -> int:
+    print("usage: ...")
+    sys.exit(0)
+
+
+@pytest.mark.parametrize("command", [much, little_then_exit])
+def test_command_without_a_reader_ends_as_by_sigpipe(command: Callable[[], int]) -> None:
+    """Bug: `transactions list | head -1` printed a traceback."""
+    with stdout_without_reader():
+        assert exit_code_of(command) == 141
+
+
+@pytest.mark.parametrize("file", COMMANDS)
+def test_every_command_ends_quietly_without_a_reader(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: `transactions list | head -1` printed a traceback."""
+    monkeypatch.setattr(sys, "argv", [file, "--help"])
+    monkeypatch.syspath_prepend(str(ROOT / "jobs"))  # as for a script that is started
+    with stdout_without_reader(), pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / file), run_name="__main__")
+    assert end.value.code == 141
+
+
+def test_code_of_a_command_that_is_read_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(lambda: 2) == 2
+    assert exit_code_of(little_then_exit) == 0
+    assert capsys.readouterr().out == "usage: ...\n"
+
+
+def test_broken_pipe_of_another_file_is_no_end_of_stdout() -> None:
+    def command() -> int:
+        raise BrokenPipeError
+
+    reading, writing = os.pipe()
+    before = sys.stdout
+    with open(reading), open(writing, "w") as sys.stdout:
+        try:
+            with pytest.raises(BrokenPipeError):
+                exit_code_of(command)
+        finally:
+            sys.stdout = before
