@@ -171,10 +171,11 @@ class TransactionCalls:
             self._manager.handle_refused_record(error, send)
 
     def _why_slow(self) -> str:
-        """Return the brokers that cannot be connected to, because their records may fill the memory."""
+        """Return the brokers that cannot be connected to or throttle this client: their records may fill the memory."""
         failures, nodes = self._metadata.node_failures, self._metadata.fetch().nodes
         away = [node for node in nodes if node.id_string in failures][:_MOST_NAMED]
-        return "".join(f" {node} is not connected: {failures[node.id_string]}" for node in away)
+        lost = "".join(f" {node} is not connected: {failures[node.id_string]}" for node in away)
+        return lost + self._throttles()
 
     def _why_late(self, manager: TransactionManager, limit: str) -> str:
         """Return what an unfinished operation waits for, as far as it is known."""
@@ -184,7 +185,16 @@ class TransactionCalls:
             return f" {self._metadata.no_broker_text(self._config.bootstrap_servers, limit)}"
         failure = self._metadata.node_failure(manager.pending.unreachable_node) or self._metadata.connection_failure
         lost = "" if failure is None else f" The last lost connection: {failure}"
-        return manager.pending.reason_for_delay + lost
+        return manager.pending.reason_for_delay + self._throttles() + lost
+
+    def _throttles(self) -> str:
+        """Return the brokers that take nothing from this client now. Their answers say so, and are no errors."""
+        texts = []
+        for (node, address), state in self._metrics.by_connection(self._clock.now_ms()).items():
+            if left_ms := state["throttle-time-left"]:
+                broker = f"{address} (id {node.removeprefix('node-')})"
+                texts.append(f" {broker} throttles this client for {left_ms:.0f} ms more: is there a quota?")
+        return "".join(texts[:_MOST_NAMED])
 
 
 def _as_kafka_error(cause: BaseException, call: str) -> KafkaError:

@@ -110,3 +110,26 @@ def test_call_without_brokers_names_the_lost_connection() -> None:
     harness.network.refusing.add(0)
     with pytest.raises(KafkaTimeoutError, match=r"The last lost connection: .*Connection refused"):
         harness.producer.commit_transaction()
+
+
+def test_init_at_a_broker_that_throttles_names_the_quota() -> None:
+    """Bug: the error named no reason, because the answers of a broker that throttles are no errors."""
+    harness = TransactionHarness(2)
+    harness.producer.partitions_for(TOPIC)
+    harness.cluster.throttle_ms = 12_000
+    with pytest.raises(KafkaTimeoutError, match=r"did not end within max.block.ms=5000.* broker-0:9092 \(id 0\) throt"):
+        harness.producer.init_transactions()
+
+
+def test_commit_behind_throttled_records_names_the_quota() -> None:
+    """Bug: the error named no reason while records waited for the end of a throttle."""
+    harness = TransactionHarness(2).started()
+    harness.cluster.throttle_ms = 20_000
+    harness.send(b"a")
+    harness.settle()
+    with pytest.raises(KafkaTimeoutError, match=r"broker-0:9092 \(id 0\) throttles this client for \d+ ms more"):
+        harness.producer.commit_transaction()
+    harness.cluster.throttle_ms = 0
+    harness.run_for(20_000)
+    harness.producer.commit_transaction()
+    assert harness.committed() + harness.committed(1) == [b"a"]

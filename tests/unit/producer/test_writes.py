@@ -320,6 +320,17 @@ def test_memory_that_fills_up_for_a_broker_that_is_away_names_it() -> None:
     assert "broker-0:9092 (id 0) is not connected: Connection to node 0 lost" in str(failed.value)
 
 
+def test_memory_that_fills_up_under_a_quota_names_it() -> None:
+    """Bug: the error said only that brokers are slow, although one of them throttled this client."""
+    settings = {"buffer.memory": "65536", "batch.size": "8192", "max.request.size": "32768", "max.block.ms": "2000"}
+    harness = ProducerHarness({**settings, "delivery.timeout.ms": "130000"})
+    harness.warm_up()
+    harness.cluster.throttle_ms = 60_000
+    batches = (pa.record_batch({"value": ["x" * 500] * 100}) for _ in range(40))
+    with pytest.raises(KafkaTimeoutError, match=r"stayed full .* broker-0:9092 \(id 0\) throttles this client for \d+"):
+        harness.write(stream(batches))
+
+
 @pytest.mark.parametrize("topic", [TOPIC, None])
 def test_max_block_ms_holds_for_an_unknown_topic(topic: str | None) -> None:
     harness = ProducerHarness({"max.block.ms": "700"}, topics={})
