@@ -498,7 +498,9 @@ class ExactlyOnceDriver:
             return driver.with_producer(ended.producer)
         if ended.status in {EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}:
             raise ProducerFencedError(
-                f"{driver}: {ProducerFencedError.sentence} It finishes or repeats batch {decision.batch_id}."
+                f"Whether batch {decision.batch_id} is decided is not known: {ended.error} Or {driver} timed out while"
+                " the decision was written; then the batch is not decided."
+                f" {unknown_advice(decision.query_id, self._finish)}"
             ) from ended.error
         if ended.status is EndTxnStatus.INVALID_TXN_STATE:
             raise IllegalStateError(

@@ -243,8 +243,8 @@ def test_driver_fenced_while_writing_decides_nothing(
 @pytest.mark.parametrize(
     ("error_code", "kind", "text"),
     [
-        (ErrorCode.producer_fenced, ProducerFencedError, "It finishes or repeats batch 4"),
-        (ErrorCode.invalid_producer_id_mapping, ProducerFencedError, "It finishes or repeats batch 4"),
+        (ErrorCode.producer_fenced, ProducerFencedError, "Whether batch 4 is decided is not known: "),
+        (ErrorCode.invalid_producer_id_mapping, ProducerFencedError, "Whether batch 4 is decided is not known: "),
         (
             ErrorCode.invalid_txn_state,
             IllegalStateError,
@@ -266,6 +266,23 @@ def test_refused_decision_commit_reports_the_known_state(
     with pytest.raises(kind, match=text):
         driver.commit([reported])
     assert bench.state("P/0") == "Ongoing"
+
+
+@pytest.mark.parametrize(
+    ("query_id", "advice"),
+    [("query-1", "The next start of the query finds out"), ("", "Do not write it again before it is known.*finish")],
+    ids=["query", "batch write"],
+)
+def test_decision_that_timed_out_under_version_1_names_no_successor(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, query_id: str, advice: str
+) -> None:
+    """Bug: a driver that was stopped until its decision timed out said that a newer driver finishes or repeats the
+    batch. There was none, so the rows of a batch write stayed away.
+    """
+    reported = replace(task_outcome(bench, driver.begin()), query_id=query_id)
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(ErrorCode.producer_fenced))  # a timeout takes the next epoch
+    with pytest.raises(ProducerFencedError, match=f"timed out while the decision was written.*{advice}"):
+        driver.commit([reported])
 
 
 def test_transactions_of_other_prefixes_are_not_aborted() -> None:
