@@ -36,6 +36,13 @@ def test_advice_follows_the_brokers_own_text() -> None:
     assert str(error_for_code(ErrorCode.invalid_record, "no key")) == "no key"
 
 
+def test_refused_timestamp_names_the_clock_as_a_cause() -> None:
+    """Bug: with a clock two hours ahead the error spoke only of microseconds and of the topic's settings, although the
+    user had given no timestamp.
+    """
+    assert "correct that machine's clock if it is wrong" in str(error_for_code(ErrorCode.invalid_timestamp))
+
+
 def test_code_without_a_class_is_kept() -> None:
     error = pickle.loads(pickle.dumps(error_for_code(ErrorCode.throttling_quota_exceeded)))
     assert isinstance(error, BrokerError)
