@@ -375,8 +375,8 @@ class InvalidTimestampError(KafkaError):
     error_code = 32
     advice = (
         "Timestamps must be in milliseconds since 1970, not in microseconds or nanoseconds. A record without one gets"
-        " the time of the machine that writes it: correct that machine's clock if it is wrong. If this timestamp is right,"
-        " raise message.timestamp.after.max.ms or message.timestamp.before.max.ms of the topic."
+        " the time of the machine that writes it: correct that machine's clock if it is wrong. If this timestamp is"
+        " right, raise message.timestamp.after.max.ms or message.timestamp.before.max.ms of the topic."
     )
     sentence = f"A record's timestamp is out of the range that the topic accepts. {advice}"
 
