@@ -418,9 +418,8 @@ class NetworkClient:
     def _handle_rebootstrap(self, responses: list[ClientResponse], now_ms: int) -> None:
         if not self._metadata_updater.needs_rebootstrap(now_ms):
             return
-        loss = _closed_for(DisconnectError("Starting again from bootstrap.servers."))
         for node_id in self._states.open_nodes():  # a bootstrap server's too: its name may have another address now
-            responses += self._close_connection(node_id, loss, now_ms)
+            responses += self._drop(node_id, now_ms)  # no failure: errors must name the one that led here
         self._metadata_updater.rebootstrap(now_ms)
 
     # ---- the loss of a connection ----------------------------------------------------------------------------------

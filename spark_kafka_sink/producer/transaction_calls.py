@@ -172,20 +172,25 @@ class TransactionCalls:
 
     def _why_slow(self) -> str:
         """Return the brokers that cannot be connected to or throttle this client: their records may fill the memory."""
-        failures, nodes = self._metadata.node_failures, self._metadata.fetch().nodes
-        away = [node for node in nodes if node.id_string in failures][:_MOST_NAMED]
-        lost = "".join(f" {node} is not connected: {failures[node.id_string]}" for node in away)
-        return lost + self._throttles()
+        return self._unreachable() + self._throttles()
 
     def _why_late(self, manager: TransactionManager, limit: str) -> str:
         """Return what an unfinished operation waits for, as far as it is known."""
+        pending = manager.pending
         if manager.is_completing and manager.sends:
             return manager.sends.reason_for_delay
         if self._metadata.fetch().is_bootstrap_configured:
             return f" {self._metadata.no_broker_text(self._config.bootstrap_servers, limit)}"
-        failure = self._metadata.node_failure(manager.pending.unreachable_node) or self._metadata.connection_failure
+        failure = self._metadata.node_failure(pending.unreachable_node) or self._metadata.connection_failure
         lost = "" if failure is None else f" The last lost connection: {failure}"
-        return manager.pending.reason_for_delay + self._throttles() + lost
+        if failure is None and pending.last_loss is not None:  # metadata came since, over another connection
+            lost = self._unreachable()
+        return pending.reason_for_delay + self._throttles() + lost
+
+    def _unreachable(self) -> str:
+        failures, nodes = self._metadata.node_failures, self._metadata.fetch().nodes
+        away = [node for node in nodes if node.id_string in failures][:_MOST_NAMED]
+        return "".join(f" {node} is not connected: {failures[node.id_string]}" for node in away)
 
     def _throttles(self) -> str:
         """Return the brokers that take nothing from this client now. Their answers say so, and are no errors."""

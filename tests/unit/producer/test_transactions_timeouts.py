@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import pytest
+from support.fake_selector import FakeNetwork
 from support.producer_harness import TOPIC
 from support.scripted_broker import faults
 from support.transaction_harness import GROUP, PLACE, TransactionHarness
 from support.transaction_steps import both_versions
 
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaTimeoutError
+from spark_kafka_sink.common.errors import BootstrapResolutionError, IllegalStateError, KafkaTimeoutError
+from spark_kafka_sink.network.transport import Address
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata
 from spark_kafka_sink.protocol.versions import ApiKey
 
@@ -133,3 +136,25 @@ def test_commit_behind_throttled_records_names_the_quota() -> None:
     harness.run_for(20_000)
     harness.producer.commit_transaction()
     assert harness.committed() + harness.committed(1) == [b"a"]
+
+
+@pytest.mark.parametrize("why", ["Connection refused", "cannot be resolved"])
+def test_init_where_only_the_advertised_listener_is_away_says_why(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the error said that a broker cannot be reached, or that none answered, and no reason. The server of
+    bootstrap.servers answers here, so the client starts again from it each second.
+    """
+
+    def resolve(network: FakeNetwork, host: str, port: int) -> list[Address]:
+        if host == "broker-1" and why == "cannot be resolved":
+            raise BootstrapResolutionError(f"{host}:{port} {why}")
+        return [Address(socket.AF_INET, (host, port))]
+
+    monkeypatch.setattr(FakeNetwork, "resolve", resolve)
+    for max_block_ms in range(2_000, 3_000, 70):
+        settings = {"max.block.ms": str(max_block_ms), "bootstrap.servers": "broker-0:9092"}
+        harness = TransactionHarness(2, settings, node_count=2)
+        harness.metadata.bootstrap([("broker-0", 9092)])
+        harness.cluster.live_node_ids = {1}
+        harness.network.refusing.add(1)
+        with pytest.raises(KafkaTimeoutError, match=rf"broker-1:9092 .*{why}"):
+            harness.producer.init_transactions()
