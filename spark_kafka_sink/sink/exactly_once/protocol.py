@@ -497,10 +497,12 @@ class ExactlyOnceDriver:
         if ended.status is EndTxnStatus.DONE:
             return driver.with_producer(ended.producer)
         if ended.status in {EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}:
+            is_shared = not decision.query_id and not self._is_new
+            other = " But another write under the prefix may have this number too: then look for the rows in the topic."
             raise ProducerFencedError(
                 f"Whether batch {decision.batch_id} is decided is not known: {ended.error} Or {driver} timed out while"
                 " the decision was written; then the batch is not decided."
-                f" {unknown_advice(decision.query_id, self._finish)}"
+                f" {unknown_advice(decision.query_id, self._finish)}{other if is_shared else ''}"
             ) from ended.error
         if ended.status is EndTxnStatus.INVALID_TXN_STATE:
             raise IllegalStateError(
