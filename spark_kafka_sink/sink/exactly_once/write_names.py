@@ -62,19 +62,26 @@ def claim_name(client: ClusterClient, config: SinkConfig, rng: random.Random) ->
     Creates the decision topic if it is missing. Raises KafkaError.
     """
     timeout_ms = config.producer.transaction_timeout_ms
-    for prefix, seen in _free_names(client, config, rng):
-        cluster = KafkaDriverCluster(client, config, prefix, is_one_off=True)
-        name, timer = _claim_id(prefix), client.timer(config.producer.max_block_ms)
-        version = cluster.transaction_version()
+    # Asked before the names are looked at: what comes between the look and the claim lets two writes take one name.
+    version = KafkaDriverCluster(client, config, pool_name(0), is_one_off=True).transaction_version()
+    is_old = False
+    for prefix, found in _free_names(client, config, rng):
+        name, timer, seen = _claim_id(prefix), client.timer(config.producer.max_block_ms), found
+        place = KafkaDriverCluster(client, config, prefix, is_one_off=True).place
+        if is_old:
+            seen = client.transactions.describe_transactions([name], timer)[name]
+            if not _is_free(seen):
+                continue
         own = client.transactions.init_producer_id(name, timeout_ms, timer, None)
         claim = Claim(prefix, OpenTransaction.of(name, own, version))
         if _is_next(own, seen):
             try:
-                client.writer.add_partition(claim.transaction, cluster.place, timer)
+                client.writer.add_partition(claim.transaction, place, timer)
             except (ProducerFencedError, InvalidProducerEpochError):
                 pass  # another write has come after this one, and leaves the name, too
             else:
                 return claim
+        is_old = True
         log.info("Another write took the name %s at the same moment; trying the next one", prefix)
     raise AssertionError("the pool has no last name")
 
@@ -96,6 +103,10 @@ def release_name(client: ClusterClient, config: SinkConfig, claim: Claim) -> Non
 
 def _claim_id(prefix: str) -> str:
     return f"{prefix}/claim"
+
+
+def _is_free(found: TransactionDescription | None) -> bool:
+    return found is None or found.state in _GIVEN_BACK
 
 
 def _is_next(own: ProducerIdAndEpoch, seen: TransactionDescription | None) -> bool:

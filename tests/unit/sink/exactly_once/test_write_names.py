@@ -26,6 +26,7 @@ from spark_kafka_sink.sink import data_source, kafka_sink
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, TaskWritten
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 from spark_kafka_sink.sink.exactly_once import session as session_module
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, is_one_off, pool_name, release_name
@@ -239,6 +240,39 @@ def test_concurrent_claims_of_one_name_end_with_different_names(
     assert claim.transaction.transactional_id != rivals[0].transactional_id
     assert bench.claim_state(claim) == "Ongoing"
     assert "Another write took the name spark-kafka-sink-write-" in caplog.text
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first name", "next name"])
+def test_name_that_another_write_has_meanwhile_is_left_alone(
+    bench: WriteBench, is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: between the look at the names and the claim came other requests. So of eight writes at one time every sixth
+    lost its claim to a later one: the name was not used again for days, and a warning said so.
+    """
+
+    def rivals_come() -> None:
+        if not rivals:
+            rivals.append(None)  # a rival comes here, too
+            rivals[:] = [bench.claim(bench.another_client()) for _ in range(1 if is_first else 2)]
+
+    def version(cluster: KafkaDriverCluster) -> int:
+        if is_first:
+            rivals_come()
+        return asked(cluster)
+
+    def init_producer_id(*given: Any) -> Any:
+        if not is_first:
+            rivals_come()
+        return init(*given)
+
+    rivals: list[Any] = []
+    asked, init = KafkaDriverCluster.transaction_version, bench.coordinator.transactions.init_producer_id
+    monkeypatch.setattr(random.Random, "shuffle", lambda _, names: names.sort(key=len))
+    monkeypatch.setattr(KafkaDriverCluster, "transaction_version", version)
+    monkeypatch.setattr(bench.coordinator.transactions, "init_producer_id", init_producer_id)
+    claim = bench.claim()
+    assert claim.prefix not in {each.prefix for each in rivals}
+    assert bench.claim_state(rivals[-1]) == "Ongoing"
 
 
 @pytest.mark.parametrize("is_used", [False, True])
