@@ -179,20 +179,26 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 def _shared(path: Path, server: LimitServer) -> LimitServer:
     """Write the new server into the file. If another planning worker was first, end the new one, and return that
-    worker's.
+    worker's. Raises LimitServerError if the file cannot be written, as on a full disk, and ends the new one.
     """
     new = path.with_name(f"{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump([server.host, server.port, server.secret.reveal()], file)
     try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump([server.host, server.port, server.secret.reveal()], file)
         os.link(new, path)  # fails if the file exists
     except FileExistsError:
         other = _named_in(path)
         if other is not None:
             _kill(_started.pop())
             return other
+    except OSError as error:
+        _kill(_started.pop())
+        raise LimitServerError(
+            f"The server of the write limits cannot be shared: a file in {path.parent}, a local directory of Spark,"
+            f" cannot be written: {error.strerror or error}."
+        ) from error
     finally:
-        new.unlink()
+        new.unlink(missing_ok=True)
     return server
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import pickle
@@ -337,6 +338,26 @@ def test_server_that_hangs_at_its_start_is_an_error(tmp_path: Path, monkeypatch:
 def test_a_planning_worker_without_a_local_directory_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"write\.max\.records\.per\.second"):
         driver.with_server_of_planners(CONFIG, {})
+
+
+def test_full_local_directory_is_named_and_leaves_no_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the query's error was only "No space left on device". Each try left a server and a file."""
+    servers: list[Any] = []
+    run = driver._run
+
+    def keep(stdout: socket.socket) -> Any:
+        servers.append(run(stdout))
+        return servers[-1]
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(driver, "_run", keep)
+    monkeypatch.setattr(json, "dump", full)
+    with pytest.raises(LimitServerError, match=f"a file in {folder}, .* cannot be written: No space left on device"):
+        planned(folder)
+    assert [each.returncode for each in servers] == [-signal.SIGKILL]
+    assert list(folder.iterdir()) == []
 
 
 def test_connection_to_a_machine_that_is_gone_is_noticed() -> None:
