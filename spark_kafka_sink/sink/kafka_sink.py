@@ -74,7 +74,7 @@ _small_tasks: Final = SmallTasks()
 _NO_DRIVER: Final = (
     "delivery.guarantee=exactly-once cannot be kept on foreach and foreachPartition: Spark calls nothing on the driver"
     ' for them that could commit. Use writeStream.format("kafka_sink") or writeStream.foreachBatch(sink.write_batch)'
-    " for a stream, sink.write(df) for a batch; or leave the option out."
+    " (not on Spark Connect) for a stream, sink.write(df) for a batch; or leave the option out."
 )
 _NO_REPORT: Final = (
     "{0} has no effect on foreach and foreachPartition: Spark calls nothing on the driver for them that could report a"
