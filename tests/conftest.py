@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+# Images often forbid Python to keep bytecode. Then each of some hundred Python workers compiles the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 pytest_plugins = [
     "spark_kafka_sink.local.pytest_plugin",
