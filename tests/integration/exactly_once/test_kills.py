@@ -105,7 +105,7 @@ def test_brokers_killed_at_any_time_lose_and_duplicate_nothing(
     own_kafka: Callable[..., EmbeddedKafka], tmp_path: Path
 ) -> None:
     rng = random.Random(SEED)
-    # A node whose session ends while it starts has no leaders for a moment. Then Kafka takes the partitions of a decided
+    # A node whose session ends while it starts has no leaders for a moment. Kafka then takes partitions of a decided
     # transaction for deleted, and leaves out their end markers: its rows stay invisible (docs/exactly-once.md).
     kafka = own_kafka(properties={"broker.session.timeout.ms": 9_000})
     kafka.create_topic("t", 3)
