@@ -183,8 +183,8 @@ class TransactionCalls:
             return f" {self._metadata.no_broker_text(self._config.bootstrap_servers, limit)}"
         failure = self._metadata.node_failure(pending.unreachable_node) or self._metadata.connection_failure
         lost = "" if failure is None else f" The last lost connection: {failure}"
-        if failure is None and pending.last_loss is not None:  # metadata came since, over another connection
-            lost = self._unreachable()
+        if failure is None and pending.last_loss is not None:
+            lost = self._unreachable()  # another connection has brought metadata since the loss, and cleared its reason
         return pending.reason_for_delay + self._throttles() + lost
 
     def _unreachable(self) -> str:

@@ -35,7 +35,7 @@ _ONE_OFF: Final = re.compile(r"spark-kafka-sink-(write-\d+|[0-9a-f]{32})")
 """Releases before the pool drew 32 digits for each write."""
 _FIRST_WINDOW: Final = 16
 """Names that are asked for at once; then twice as many."""
-_GIVEN_BACK: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT})
+_RELEASED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT})
 """The states of the claim of a write that ended well."""
 
 
@@ -105,8 +105,9 @@ def _claim_id(prefix: str) -> str:
     return f"{prefix}/claim"
 
 
-def _is_free(found: TransactionDescription | None) -> bool:
-    return found is None or found.state in _GIVEN_BACK
+def _is_free(claim: TransactionDescription | None) -> bool:
+    """Return whether a write may claim a name. `claim`: what the coordinator says of its last claim; None without one."""
+    return claim is None or claim.state in _RELEASED
 
 
 def _is_next(own: ProducerIdAndEpoch, seen: TransactionDescription | None) -> bool:
@@ -131,6 +132,6 @@ def _free_names(
         described = client.transactions.describe_transactions(map(_claim_id, names), timer)
         rng.shuffle(names)
         claims = {name: described[_claim_id(name)] for name in names}
-        yield from (each for each in claims.items() if each[1] is not None and each[1].state in _GIVEN_BACK)
+        yield from (each for each in claims.items() if each[1] is not None and each[1].state in _RELEASED)
         yield from (each for each in claims.items() if each[1] is None)
         first, size = first + size, 2 * size
