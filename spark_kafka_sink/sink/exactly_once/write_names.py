@@ -106,7 +106,7 @@ def _claim_id(prefix: str) -> str:
 
 
 def _is_free(claim: TransactionDescription | None) -> bool:
-    """Return whether a write may claim a name. `claim`: what the coordinator says of its last claim; None without one."""
+    """Return whether a write may claim a name. `claim`: the last claim by its coordinator, or None if there is none."""
     return claim is None or claim.state in _RELEASED
 
 
