@@ -64,7 +64,7 @@ class RecordWriter:
         topic was deleted.
         """
         if transaction.transaction_version < 2:
-            self.add_partition(transaction, topic_partition, timer)
+            self.add_partitions({transaction: [topic_partition]}, timer)
         request = self._request(transaction, topic_partition, key, value, sequence)
         try:
             self._send(request, topic_partition, timer)
@@ -74,13 +74,15 @@ class RecordWriter:
                 topic_partition=topic_partition,
             ) from error
 
-    def add_partition(self, transaction: OpenTransaction, topic_partition: TopicPartition, timer: Timer) -> None:
-        """Begin the transaction by adding a partition to it. Nothing is written yet, so no reader waits for it.
+    def add_partitions(self, added: Mapping[OpenTransaction, Iterable[TopicPartition]], timer: Timer) -> None:
+        """Begin transactions, each by adding partitions to it. Nothing is written yet, so no reader waits for them.
 
         Raises KafkaTimeoutError, and ProducerFencedError or InvalidProducerEpochError if another producer has the id.
         """
-        item = _Added(transaction, topic_partition)
-        self._calls.run(_AddPartition(), [item], timer)[item].get()
+        items = [_Added(transaction, tuple(places)) for transaction, places in added.items()]
+        outcomes = self._calls.run(_AddPartitions(), items, timer)
+        for item in items:
+            outcomes[item].get()
 
     def write_alone(self, topic_partition: TopicPartition, key: bytes, value: bytes, timer: Timer) -> None:
         """Write one record without a transaction: once, or several times if a response is lost. Metadata must already
@@ -153,26 +155,28 @@ class RecordWriter:
 
 
 class _Added(NamedTuple):
-    """A partition that is being added to a transaction."""
+    """Partitions that are being added to a transaction."""
 
     transaction: OpenTransaction
-    topic_partition: TopicPartition
+    topic_partitions: tuple[TopicPartition, ...]
 
 
-class _AddPartition(CoordinatorApi[_Added, bool]):
+class _AddPartitions(CoordinatorApi[_Added, bool]):
     key_type = TRANSACTION
 
     def key(self, item: _Added) -> str:
         return item.transaction.transactional_id
 
     def describe(self, item: _Added) -> str:
-        return f"AddPartitionsToTxn of {item.topic_partition} to {item.transaction}"
+        return f"AddPartitionsToTxn of {', '.join(map(str, item.topic_partitions))} to {item.transaction}"
 
     def requests(self, items: Sequence[_Added]) -> Iterable[tuple[Request, Sequence[_Added]]]:
         for item in items:
-            transaction, place = item
-            topics = {place.topic: [place.partition]}
-            yield AddPartitionsToTxnRequest(transaction.transactional_id, *transaction.producer, topics), [item]
+            topics: dict[str, list[int]] = {}
+            for topic, partition in item.topic_partitions:
+                topics.setdefault(topic, []).append(partition)
+            name, producer = item.transaction.transactional_id, item.transaction.producer
+            yield AddPartitionsToTxnRequest(name, *producer, topics), [item]
 
     def answers(self, items: Sequence[_Added], body: Message) -> Mapping[_Added, bool | KafkaError]:
         codes = [

@@ -6,7 +6,7 @@ fails after a limit of time without progress.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -37,7 +37,8 @@ from spark_kafka_sink.protocol.fetch import (
     ListOffsetsPartition,
     ListOffsetsRequest,
 )
-from spark_kafka_sink.protocol.versions import Message
+from spark_kafka_sink.protocol.transactions import DescribeProducersRequest
+from spark_kafka_sink.protocol.versions import Message, Request
 from spark_kafka_sink.record.decoder import DEFAULT_LIMITS, BatchLimits, DecodedBatch, DecodedRecord, decode_batches
 
 _ABORT_KEY_TYPE: Final = 0
@@ -47,6 +48,8 @@ _CONTRADICTION: Final = "The answer names the partition more than once, with dif
 _NO_OFFSET: Final = "The answer has neither an offset nor an error."
 _Sent = tuple[RequestFuture[ClientResponse], list[TopicPartition]]
 _FIRST_TAIL: Final = 32
+_FIRST_PAUSE_MS: Final = 2
+"""Coordinators need some ms for end markers."""
 _TAIL_LIMITS: Final = BatchLimits(decompressed_size=24 * 8 * 1024 * 1024, objects=100_000)
 """The decision topic takes batches of 8 MiB, enough for 500,000 tasks. Decompressed, a batch has 5 times as many bytes
 with a transactional.id.prefix of 40 letters, and 16 times with the longest one, of 200. A decision is one record.
@@ -158,35 +161,57 @@ class TopicReader:
         KafkaTimeoutError.
         """
         found: dict[TopicPartition, int] = {}
-        patience = _Patience(self._clock, self._timeout_ms)
-        absence = TopicAbsence(self._metadata, self._clock)
-        while missing := [requested for requested in partitions if requested not in found]:
-            sent = [
-                self._client.send(node, self._list_offsets(requested, timestamp, isolation_level))
-                for node, requested in self._by_leader(missing)
-            ]
-            for future in sent:
-                self._client.poll_until(future, patience.timer)
-                said: dict[TopicPartition, set[tuple[int, int]]] = {}
-                for topic_partition, answer in _answers(future, patience, "topics", "name"):
-                    said.setdefault(topic_partition, set()).add((int(answer.error_code), int(answer.offset)))
-                for topic_partition, outcomes in said.items():
-                    code, offset = outcomes.pop()
-                    if outcomes:
-                        patience.endure(DisconnectError(_CONTRADICTION, topic_partition=topic_partition))
-                    elif code:
-                        error = error_for_code(code, api="ListOffsets")
-                        patience.endure(error.at(topic_partition=topic_partition))
-                    elif offset < 0 and timestamp < 0:  # taken for an end, it would hide all records
-                        patience.endure(DisconnectError(_NO_OFFSET, topic_partition=topic_partition))
-                    else:
-                        found[topic_partition] = offset
-            still_missing = [requested for requested in missing if requested not in found]
-            if still_missing:
-                patience.check(still_missing)
-                absence.check({requested.topic for requested in still_missing})
-                self._client.await_metadata_update(patience.timer)
+
+        def take(answers: Iterable[tuple[TopicPartition, Message]], patience: _Patience) -> None:
+            said: dict[TopicPartition, set[tuple[int, int]]] = {}
+            for topic_partition, answer in answers:
+                said.setdefault(topic_partition, set()).add((int(answer.error_code), int(answer.offset)))
+            for topic_partition, outcomes in said.items():
+                code, offset = outcomes.pop()
+                if outcomes:
+                    patience.endure(DisconnectError(_CONTRADICTION, topic_partition=topic_partition))
+                elif code:
+                    error = error_for_code(code, api="ListOffsets")
+                    patience.endure(error.at(topic_partition=topic_partition))
+                elif offset < 0 and timestamp < 0:  # taken for an end, it would hide all records
+                    patience.endure(DisconnectError(_NO_OFFSET, topic_partition=topic_partition))
+                else:
+                    found[topic_partition] = offset
+
+        def request(asked: Iterable[TopicPartition]) -> ListOffsetsRequest:
+            return self._list_offsets(asked, timestamp, isolation_level)
+
+        self._ask_leaders(partitions, found, request, take)
         return found
+
+    def open_transactions(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, dict[int, int]]:
+        """Return the open transactions of each partition: producer id → offset of its first record (KIP-664).
+        Partitions of topics that may not be read are left out. Raises the error of a partition, naming it, or
+        KafkaTimeoutError.
+        """
+        found: dict[TopicPartition, dict[int, int]] = {}
+
+        def take(answers: Iterable[tuple[TopicPartition, Message]], patience: _Patience) -> None:
+            for topic_partition, answer in answers:
+                code = int(answer.error_code)
+                if code and code != TopicAuthorizationError.error_code:
+                    error = error_for_code(code, api="DescribeProducers")
+                    patience.endure(error.at(topic_partition=topic_partition))
+                    continue
+                begun = {int(each.producer_id): int(each.current_txn_start_offset) for each in answer.active_producers}
+                found[topic_partition] = {producer: offset for producer, offset in begun.items() if offset >= 0}
+                if code:
+                    refused.add(topic_partition)
+
+        def request(asked: Iterable[TopicPartition]) -> DescribeProducersRequest:
+            topics: dict[str, list[int]] = {}
+            for topic, partition in asked:
+                topics.setdefault(topic, []).append(partition)
+            return DescribeProducersRequest(topics)
+
+        refused: set[TopicPartition] = set()
+        self._ask_leaders(partitions, found, request, take)
+        return {place: open_ for place, open_ in found.items() if place not in refused}
 
     def read(
         self,
@@ -232,6 +257,27 @@ class TopicReader:
             absence.check({requested.topic for requested in unfinished})
 
     # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _ask_leaders(
+        self,
+        partitions: Sequence[TopicPartition],
+        found: Mapping[TopicPartition, object],
+        request: Callable[[Iterable[TopicPartition]], Request],
+        take: Callable[[Iterable[tuple[TopicPartition, Message]], _Patience], None],
+    ) -> None:
+        """Ask the leaders of the partitions until each is in `found`, into which `take` puts the answers."""
+        patience = _Patience(self._clock, self._timeout_ms)
+        absence = TopicAbsence(self._metadata, self._clock)
+        while missing := [requested for requested in partitions if requested not in found]:
+            sent = [self._client.send(node, request(requested)) for node, requested in self._by_leader(missing)]
+            for future in sent:
+                self._client.poll_until(future, patience.timer)
+                take(_answers(future, patience, "topics", "name"), patience)
+            still_missing = [requested for requested in missing if requested not in found]
+            if still_missing:
+                patience.check(still_missing)
+                absence.check({requested.topic for requested in still_missing})
+                self._client.await_metadata_update(patience.timer)
 
     def _by_leader(self, partitions: Iterable[TopicPartition]) -> list[tuple[Node, list[TopicPartition]]]:
         """Return the partitions by leader. Those without a leader are left out, and an update is requested."""
@@ -363,6 +409,38 @@ class TopicTail:
             self._find(topic_partitions, timer)
             reader = self._reader(timer, ", ".join(map(str, topic_partitions)))
             return reader.offsets(topic_partitions, timestamp, isolation_level)
+
+    def open_transactions(
+        self, topic_partitions: Sequence[TopicPartition], timer: Timer
+    ) -> dict[TopicPartition, dict[int, int]]:
+        """As `TopicReader.open_transactions`. It needs READ."""
+        self._find(topic_partitions, timer)
+        reader = self._reader(timer, ", ".join(map(str, topic_partitions)))
+        return reader.open_transactions(topic_partitions)
+
+    def await_stable(
+        self, ends: Mapping[TopicPartition, int], timer: Timer, has_ended: Callable[[], bool]
+    ) -> list[TopicPartition]:
+        """Wait until readers under read_committed can read each partition up to its offset in `ends`. Return the
+        partitions where they cannot although `has_ended`, which says whether the coordinators call the transactions
+        complete. Raises KafkaTimeoutError.
+        """
+        is_over, pause_ms = False, _FIRST_PAUSE_MS
+        behind = list(ends)
+        while True:
+            stable = self.list_offsets(behind, LATEST_TIMESTAMP, timer, READ_COMMITTED)
+            behind = [place for place in behind if stable[place] < ends[place]]
+            if not behind or is_over:
+                return behind
+            is_over = has_ended()
+            timer.update()
+            if timer.is_expired:
+                raise KafkaTimeoutError(
+                    f"The end markers of committed transactions were not written within {timer.timeout_ms} ms."
+                ).at(topic_partition=behind[0])
+            if not is_over:
+                self._clock.sleep_ms(min(pause_ms, timer.remaining_ms))
+                pause_ms = min(2 * pause_ms, COORDINATOR_BACKOFF_MS)
 
     def read_from(
         self, topic_partition: TopicPartition, offset: int, timer: Timer, isolation_level: int = READ_COMMITTED

@@ -223,6 +223,22 @@ class ListTransactionsRequest(VersionedRequest):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class DescribeProducersRequest(VersionedRequest):
+    """Ask leaders which producers write to their partitions, and since which offset a transaction is open (KIP-664)."""
+
+    api_key: ClassVar[ApiKey] = ApiKey.DESCRIBE_PRODUCERS
+    topics: Mapping[str, Sequence[int]]
+
+    @property
+    def purpose(self) -> str:
+        return _EXACTLY_ONCE
+
+    def build(self, version: int) -> Message:
+        topics = [{"name": topic, "partition_indexes": tuple(indexes)} for topic, indexes in self.topics.items()]
+        return self._fill(version, {"topics": topics})
+
+
 def _latest(api_key: ApiKey, transaction_version: int, last_of_v1: int) -> int:
     latest = SUPPORTED_VERSIONS[api_key].latest
     return latest if transaction_version >= 2 else min(latest, last_of_v1)

@@ -46,6 +46,7 @@ class ApiKey(IntEnum):
     DESCRIBE_CONFIGS = 32
     SASL_AUTHENTICATE = 36
     DESCRIBE_QUORUM = 55
+    DESCRIBE_PRODUCERS = 61
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
     GET_TELEMETRY_SUBSCRIPTIONS = 71
@@ -93,6 +94,7 @@ SUPPORTED_VERSIONS: Final[Mapping[ApiKey, VersionRange]] = {
     ApiKey.DESCRIBE_CONFIGS: VersionRange(1, 4),
     # 0 has no time.
     ApiKey.DESCRIBE_QUORUM: VersionRange(1, 2),
+    ApiKey.DESCRIBE_PRODUCERS: VersionRange(0, 0),
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: VersionRange(0, 0),
     ApiKey.PUSH_TELEMETRY: VersionRange(0, 0),
 }
@@ -185,6 +187,7 @@ _LATEST_BY_RELEASE: Final[Mapping[ApiKey, Sequence[tuple[int, str]]]] = {
     ApiKey.SASL_AUTHENTICATE: ((0, "1.0"), (1, "2.2"), (2, "2.5")),
     ApiKey.DESCRIBE_CONFIGS: ((0, "0.11"), (1, "1.1"), (2, "2.0"), (3, "2.6"), (4, "2.8")),
     ApiKey.DESCRIBE_QUORUM: ((0, "3.0"), (1, "3.3"), (2, "3.9")),
+    ApiKey.DESCRIBE_PRODUCERS: ((0, "2.8"),),
     ApiKey.DESCRIBE_TRANSACTIONS: ((0, "3.0"),),
     ApiKey.LIST_TRANSACTIONS: ((0, "3.0"), (1, "3.8"), (2, "4.1")),
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: ((0, "3.7"),),

@@ -59,8 +59,10 @@ class Transaction(Protocol):
         """Add the marker of `rows` sent rows to the transaction, without waiting. Raises KafkaError."""
         ...
 
-    def prepare(self, producer: Producer) -> None:
-        """Leave the transaction open for the driver, once all rows are acknowledged. Raises KafkaError."""
+    def prepare(self, producer: Producer, delivered: Iterable[tuple[TopicPartition, Delivered]]) -> None:
+        """Leave the transaction open for the driver, once all rows are acknowledged. Raises KafkaError. `delivered`:
+        rows and dead letters; a partition may have both.
+        """
         ...
 
 
@@ -278,7 +280,8 @@ class TaskDelivery:
             self._phases.waited(producer.waits_ms())
             if self._transaction is not None:
                 started_ms = self._phases.now_ms()
-                self._transaction.prepare(producer)
+                delivered = (part for each in writes for part in each.counts.delivered.items())
+                self._transaction.prepare(producer, delivered)
                 self._phases.producer_ms += self._phases.since(started_ms)
             self._has_finished = True
         finally:

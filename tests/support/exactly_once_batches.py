@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -11,14 +12,15 @@ from support.exactly_once_streams import await_markers, check_nothing_open
 from support.librdkafka import read_values
 
 from spark_kafka_sink.common.clock import SystemClock
+from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 from spark_kafka_sink.sink.arrow_writer import write_all
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.exactly_once.cluster import process_driver
-from spark_kafka_sink.sink.exactly_once.messages import BatchChangedError
+from spark_kafka_sink.sink.exactly_once.messages import BatchChangedError, BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.protocol import Committed
 from spark_kafka_sink.sink.exactly_once.task import ExactlyOnceTask, TaskIdentity
-from spark_kafka_sink.sink.options import SinkConfig
+from spark_kafka_sink.sink.options import DECISION_TOPIC, SinkConfig
 from spark_kafka_sink.sink.producer_pool import ProducerPool
 
 
@@ -33,30 +35,56 @@ def own_pool() -> Iterator[ProducerPool]:
             producer.close(10)
 
 
+class BegunBatch(NamedTuple):
+    """A batch whose tasks have ended, and whose transactions are open."""
+
+    config: SinkConfig
+    batch_start: BatchStart
+    outcomes: Sequence[TaskOutcome]
+
+    def commit(self) -> Committed:
+        with process_driver(self.config, self.batch_start.prefix) as driver:
+            return driver.commit(self.outcomes)
+
+    def abort(self) -> bool:
+        with process_driver(self.config, self.batch_start.prefix) as driver:
+            return driver.abort(self.batch_start, self.outcomes)
+
+
 class Query:
     """A query that writes to a topic of one partition, under a prefix of the topic's name."""
 
-    def __init__(self, servers: str, topic: str, pool: ProducerPool) -> None:
+    def __init__(self, servers: str, topic: str, pool: ProducerPool, decisions: str = DECISION_TOPIC) -> None:
         self.servers = servers
         self.topic = topic
         self.prefix = f"prefix-of-{topic}"
         self._pool = pool
         options = {"kafka.bootstrap.servers": servers, "topic": topic, "delivery.guarantee": "exactly-once"}
-        self._config = SinkConfig.from_options(options | {"transactional.id.prefix": self.prefix})
+        names = {"transactional.id.prefix": self.prefix, "decision.topic": decisions}
+        self._config = SinkConfig.from_options(options | names)
 
     def run(self, batch_id: int, *tasks: Sequence[str], transaction_version: int) -> Committed:
-        """Run a batch as Spark does, with a task for each sequence of values."""
+        """Run a batch as Spark does, with a task for each sequence of values. A batch that fails is aborted."""
+        begun = self.begun(batch_id, *tasks)
+        assert begun.batch_start.driver.transaction_version == transaction_version
+        try:
+            return begun.commit()
+        except KafkaError:
+            begun.abort()
+            raise
+
+    def begun(self, batch_id: int, *tasks: Sequence[str]) -> BegunBatch:
+        """Run a batch up to the end of its tasks."""
         with process_driver(self._config, self.prefix) as driver:
             batch_start = driver.begin()
-            assert batch_start.driver.transaction_version == transaction_version
-            outcomes = []
-            for partition, values in enumerate(tasks):
-                identity = TaskIdentity(batch_id, "query", partition, 0)
-                rows = [pa.record_batch({"value": pa.array(values, pa.string())})]
-                task = ExactlyOnceTask.in_process(self._config, batch_start, identity)
-                write_all(TaskDelivery(self._config, self._pool, task), rows)
-                outcomes.append(task.outcome)
-            return driver.commit(outcomes)
+        outcomes = []
+        for partition, values in enumerate(tasks):
+            identity = TaskIdentity(batch_id, "query", partition, 0)
+            rows = [pa.record_batch({"value": pa.array(values, pa.string())})]
+            task = ExactlyOnceTask.in_process(self._config, batch_start, identity)
+            write_all(TaskDelivery(self._config, self._pool, task), rows)
+            outcomes.append(task.outcome)
+        return BegunBatch(self._config, batch_start, outcomes)
 
     def visible(self) -> list[str]:
         """Return the values that readers under read_committed see, sorted."""

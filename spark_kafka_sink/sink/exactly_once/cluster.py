@@ -12,10 +12,10 @@ import os
 import random
 import shlex
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
@@ -33,12 +33,13 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     KafkaTimeoutError,
     RecordTooLargeError,
+    TopicAuthorizationError,
     UnknownTopicOrPartitionError,
     UnsupportedVersionError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.texts import one_line
-from spark_kafka_sink.protocol.fetch import READ_UNCOMMITTED
+from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 from spark_kafka_sink.record.decoder import DecodedRecord
 from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.exactly_once.advice import lost_decisions, missing_topic
@@ -85,6 +86,8 @@ _POLICY: Final = "cleanup.policy"
 _UNCLEAN: Final = "unclean.leader.election.enable"
 _FEW_REPLICAS_MATTER_FROM: Final = 3
 """Brokers. A smaller cluster is for tests, or has no room for more replicas."""
+_COMMITTING: Final = TransactionState.PREPARE_COMMIT
+Answer = TypeVar("Answer")
 _warned: Final[set[str]] = set()
 """Warnings that this process has logged: each session and each worker's client checks the topic again."""
 
@@ -234,6 +237,66 @@ class KafkaDriverCluster:
         requested = {each: [self.place] for each in transactional_ids}
         found = self._client.groups.fetch_offsets(requested, self._timer())
         return {group: commits[self.place] for group, commits in found.items()}
+
+    def stable_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        def ask(seen: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+            return self._client.topics.list_offsets(seen, LATEST_TIMESTAMP, self._timer(), READ_COMMITTED)
+
+        return self._of_seen(places, ask) or {}
+
+    def unreadable(
+        self, ends: Mapping[TopicPartition, int], transactional_ids: Iterable[str]
+    ) -> Sequence[TopicPartition]:
+        names, timer = list(transactional_ids), self._client.timer(self._config.delivery_timeout_ms)
+
+        def have_ended() -> bool:
+            described = self._client.transactions.describe_transactions(names, timer)
+            return all(found is None or found.state is not _COMMITTING for found in described.values())
+
+        def ask(seen: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
+            return self._client.topics.await_stable({place: ends[place] for place in seen}, timer, have_ended)
+
+        return self._of_seen(list(ends), ask) or ()
+
+    def open_transactions(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, Mapping[int, int]]:
+        def ask(seen: Sequence[TopicPartition]) -> Mapping[TopicPartition, Mapping[int, int]]:
+            try:
+                return self._client.topics.open_transactions(seen, self._timer())
+            except UnsupportedVersionError:  # a proxy in front of the brokers
+                return {}
+
+        found = self._of_seen(places, ask)
+        if found is not None and (hidden := sorted({place.topic for place in places if place not in found})):
+            _warn(
+                f"The driver cannot read {', '.join(hidden)}, so that it cannot see whose transactions are open there."
+                " If a broker leaves out the end marker of an aborted transaction (KAFKA-20734), its rows are committed"
+                " together with a later batch. Grant READ on topics that other transactional producers write, too."
+            )
+        return found or {}
+
+    def add_partitions(self, added: Mapping[OpenTransaction, Sequence[TopicPartition]]) -> None:
+        self._client.writer.add_partitions(added, self._timer())
+
+    def _of_seen(
+        self, places: Sequence[TopicPartition], ask: Callable[[Sequence[TopicPartition]], Answer]
+    ) -> Answer | None:
+        """Return what `ask` returns for the places that the driver can see, None if it sees none. A warning names the
+        topics of the others: they were deleted, and their rows with them; or the driver may not describe them.
+        """
+        seen = list(places)
+        while seen:
+            try:
+                for topic in sorted({place.topic for place in seen}):
+                    if not self._client.creation.cluster.partitions_for_topic(topic) and not self._wait_for(topic):
+                        self._client.creation.forget(topic)
+                        raise UnknownTopicOrPartitionError(f"Topic {topic} is not in the cluster.", topic=topic)
+                return ask(seen)
+            except (UnknownTopicOrPartitionError, TopicAuthorizationError) as error:
+                if isinstance(error, UnknownTopicOrPartitionError) and error.topic == self.place.topic:
+                    raise missing_topic(self._prefix, error.topic) from error
+                _warn(f"Whether readers under read_committed can read the rows of a batch was not checked: {error}")
+                seen = [place for place in seen if error.topic not in {None, place.topic}]
+        return None
 
     def _find_topic(self, topic: str) -> int:
         """Return the number of partitions of the decision topic. A missing topic is created if the prefix was never

@@ -17,8 +17,8 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -78,6 +78,8 @@ class Decision:
     rows, and none once `is_finished`. `time_ms` is the driver's time of day. `is_accepted`: an operator closed the
     batch, even if rows of it are not in Kafka. `fingerprint` is that of all rows (record/fingerprint.py), None in a
     record of version 1; `topic` is the sink's option `topic`, None if the rows name their topics or the version is 1.
+    `ends` is the offset after the batch's last record in each partition, as far as brokers told it; empty once
+    `is_finished`, and in decisions of releases before it.
     """
 
     batch_id: int
@@ -90,9 +92,10 @@ class Decision:
     is_accepted: bool = False
     fingerprint: int | None = None
     topic: str | None = None
+    ends: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def finished(self) -> Decision:
-        return replace(self, tasks=(), is_finished=True)
+        return replace(self, tasks=(), ends={}, is_finished=True)
 
     @property
     def transactions(self) -> list[OpenTransaction]:
@@ -109,6 +112,8 @@ class Decision:
             "rows": self.rows,
             "transactions": [[*task.transaction, task.partition, task.rows] for task in self.tasks],
         }
+        if self.ends:
+            content["ends"] = _by_topic((*place, end) for place, end in self.ends.items())
         if self.is_accepted:
             content["accepted"] = True
         if self.fingerprint is not None:
@@ -141,7 +146,20 @@ def _decision(content: dict[str, Any], prefix: str) -> Decision:
         content.get("accepted") is True,
         _fingerprint(content["fingerprint"]) if has_fingerprint else None,
         _text(content["topic"]) if has_fingerprint and content["topic"] is not None else None,
+        {
+            TopicPartition(_text(topic), _in_range(partition)): _in_range(end)
+            for topic, ends in content.get("ends", {}).items()
+            for partition, end in ends
+        },
     )
+
+
+def _by_topic(numbers: Iterable[tuple[Any, ...]]) -> dict[str, list[list[int]]]:
+    """Return numbers of partitions, each after its topic, as JSON has them: the other numbers by topic."""
+    found: dict[str, list[list[int]]] = {}
+    for topic, *others in numbers:
+        found.setdefault(topic, []).append(others)
+    return found
 
 
 def is_task_id(prefix: str, transactional_id: str) -> bool:
@@ -340,6 +358,13 @@ class BatchStart:
         )
 
 
+class OffsetRange(NamedTuple):
+    """Offsets of a task's records in a partition: the first one, and the one after the last."""
+
+    first: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
     """The report of a task to the driver. `written` is None if the task left nothing open: the batch was written
@@ -355,17 +380,28 @@ class TaskOutcome:
     was_skipped: bool = False
     fingerprint: int = 0
     """That of the task's rows, also if they were not written."""
+    offsets: Mapping[TopicPartition, OffsetRange] = field(default_factory=dict)
+    """Those of its records in each partition, as far as brokers told them."""
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        offsets = _by_topic((*place, *written) for place, written in self.offsets.items())
+        return json.dumps(asdict(replace(self, offsets={})) | {"offsets": offsets}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> TaskOutcome:
         fields = json.loads(text)
-        written = fields.pop("written")
+        written = fields["written"]
         return cls(
             **fields
-            | {"batch_start": _batch_start(fields["batch_start"]), "written": written and _task_transaction(written)}
+            | {
+                "batch_start": _batch_start(fields["batch_start"]),
+                "written": written and _task_transaction(written),
+                "offsets": {
+                    TopicPartition(topic, partition): OffsetRange(*offsets)
+                    for topic, ranges in fields["offsets"].items()
+                    for partition, *offsets in ranges
+                },
+            }
         )
 
 

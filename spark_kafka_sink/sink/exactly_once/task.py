@@ -16,14 +16,22 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from spark_kafka_sink.admin.transaction_values import TransactionDescription, TransactionState
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import IllegalStateError, ProducerFencedError
+from spark_kafka_sink.producer.writes import Delivered
 from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.fingerprint import MODULUS, fingerprint
 from spark_kafka_sink.sink.arrow_writer import write_all
 from spark_kafka_sink.sink.delivery import TaskDelivery, task_report
 from spark_kafka_sink.sink.exactly_once.cluster import Coordinators, coordinators_in_process, describe_in_process
-from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, TaskTransaction, task_id
+from spark_kafka_sink.sink.exactly_once.messages import (
+    BatchStart,
+    OffsetRange,
+    TaskOutcome,
+    TaskTransaction,
+    task_id,
+)
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
 from spark_kafka_sink.sink.running_query import QUERY_ID, refuse_task_in_query
@@ -76,6 +84,7 @@ class ExactlyOnceTask:
         self._is_written_already = batch_start.is_written_already(identity.batch_id, identity.query_id)
         self._skipped = 0
         self._fingerprint = 0
+        self._offsets: Mapping[TopicPartition, OffsetRange] = {}
         self._has_begun = False
         self._marked: TaskTransaction | None = None
         self._written: TaskTransaction | None = None
@@ -100,6 +109,7 @@ class ExactlyOnceTask:
             self._written,
             self._is_written_already,
             self._fingerprint,
+            self._offsets,
         )
 
     @property
@@ -135,7 +145,7 @@ class ExactlyOnceTask:
         offsets = {self._batch_start.place: (self._identity.batch_id + 1, self._marked.marker_text)}
         producer.send_offsets_to_transaction(offsets, self._marked.transaction.transactional_id)
 
-    def prepare(self, producer: Producer) -> None:
+    def prepare(self, producer: Producer, delivered: Iterable[tuple[TopicPartition, Delivered]]) -> None:
         """An attempt whose batch was decided meanwhile leaves nothing open: the driver has looked for open transactions
         already. And under version 1 of transactions, one that the driver has aborted may have begun again with the next
         partition.
@@ -149,6 +159,7 @@ class ExactlyOnceTask:
                 f"The transaction of partition {self._identity.partition} was {self._marked.transaction}, and now"
                 f" {prepared}."
             )
+        self._offsets = _offset_ranges(delivered)
         self._written = self._marked
 
     def _free_name(self) -> tuple[str, Coordinators]:
@@ -183,6 +194,19 @@ class ExactlyOnceTask:
                 f"Attempt {identity.attempt} of partition {identity.partition} comes too late for batch"
                 f" {identity.batch_id}: its driver, {batch_start.driver}, has decided, given up, or been replaced."
             )
+
+
+def _offset_ranges(delivered: Iterable[tuple[TopicPartition, Delivered]]) -> dict[TopicPartition, OffsetRange]:
+    """Return the range of each partition. A broker that had a batch already may not tell its offset: then the range is
+    open at its start, and a partition without any offset is left out.
+    """
+    found: dict[TopicPartition, OffsetRange] = {}
+    for place, each in delivered:
+        if each.last_offset >= 0:
+            first = each.first_offset if not each.without_offset else 0
+            known = found.get(place, OffsetRange(first, 0))
+            found[place] = OffsetRange(min(known.first, first), max(known.end, each.last_offset + 1))
+    return found
 
 
 def write_in_transaction(

@@ -76,7 +76,7 @@ def claim_name(client: ClusterClient, config: SinkConfig, rng: random.Random) ->
         claim = Claim(prefix, OpenTransaction.of(name, own, version))
         if _is_next(own, seen):
             try:
-                client.writer.add_partition(claim.transaction, place, timer)
+                client.writer.add_partitions({claim.transaction: [place]}, timer)
             except (ProducerFencedError, InvalidProducerEpochError):
                 pass  # another write has come after this one, and leaves the name, too
             else:

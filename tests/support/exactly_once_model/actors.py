@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -199,6 +200,30 @@ class ModelDriverCluster:
             raise KafkaTimeoutError("An offset in an open transaction was waited for.")
         commit = self.world.cluster.transactions.offsets.get(group, {}).get((PLACE.topic, PLACE.partition))
         return None if commit is None else CommittedOffset(commit.offset, commit.metadata or "")
+
+    def stable_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        logs = self.world.cluster.log
+        return self.world.request("stable ends", lambda: {place: logs(*place).stable_end for place in places})
+
+    def unreadable(
+        self, ends: Mapping[TopicPartition, int], transactional_ids: Iterable[str]
+    ) -> Sequence[TopicPartition]:
+        stable = self.stable_ends(list(ends))
+        return [place for place, end in ends.items() if stable[place] < end]
+
+    def open_transactions(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, Mapping[int, int]]:
+        logs = self.world.cluster.log
+        return self.world.request("open transactions", lambda: {place: logs(*place).open_ for place in places})
+
+    def add_partitions(self, added: Mapping[OpenTransaction, Sequence[TopicPartition]]) -> None:
+        def add(open_: OpenTransaction, places: Sequence[TopicPartition]) -> None:
+            _check(self.world, open_)
+            coordinator = self.world.cluster.transactions
+            held = coordinator.begin(open_.transactional_id, self.world.now_ms, open_.transaction_version)
+            held.partitions.update((place.topic, place.partition) for place in places)
+
+        for open_, places in added.items():
+            self.world.request(f"add to {open_.transactional_id}", functools.partial(add, open_, places))
 
 
 class ModelProducer:

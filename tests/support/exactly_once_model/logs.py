@@ -45,6 +45,19 @@ class ModelLog:
                 entry.is_committed = committed
                 self.changes += 1
 
+    @property
+    def open_(self) -> dict[int, int]:
+        """The open transactions: producer id → index of the first entry."""
+        found: dict[int, int] = {}
+        for index, entry in enumerate(self.entries):
+            if entry.is_committed is None:
+                found.setdefault(entry.producer_id, index)
+        return found
+
+    @property
+    def stable_end(self) -> int:
+        return min(self.open_.values(), default=len(self.entries))
+
     def committed(self) -> list[Any]:
         """Return all committed entries, also those that a reader cannot see yet."""
         return [entry.value for entry in self.entries if entry.is_committed]

@@ -151,8 +151,8 @@ class StalledTask(ExactlyOnceTask):
     def _ensure_current(self, found: TransactionDescription | None) -> None:
         pass
 
-    def prepare(self, producer: Any) -> None:
-        super().prepare(producer)
+    def prepare(self, producer: Any, delivered: Any) -> None:
+        super().prepare(producer, delivered)
         raise TaskCrash
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MAX_EPOCH = 2**15 - 2
 NOT_STARTED = -1
 _NONE = -1
+_NO_LEADER = -1
 
 
 class Commit(NamedTuple):
@@ -62,6 +63,8 @@ class TransactionCoordinator:
         self.marker_delay_ms = 0
         """How long after EndTxn's answer the end markers are written."""
         self.max_timeout_ms = 15 * 60_000
+        self.leaves_out_markers = False
+        """Whether it writes no end marker into a partition without a leader, as Kafka 4.1 and later (KAFKA-20734)."""
 
     def advance(self, now_ms: int) -> None:
         for transaction in self.transactions.values():
@@ -184,7 +187,7 @@ class TransactionCoordinator:
         committed = held.is_committing
         for topic, index in sorted(held.partitions):
             partition = self._cluster.partition(topic, index)
-            if partition is not None:
+            if partition is not None and not (self.leaves_out_markers and partition.leader_id == _NO_LEADER):
                 partition.log.end_transaction(held.producer_id, held.epoch, committed, partition.leader_epoch)
         for group in sorted(held.groups):
             commits = held.pending_offsets.pop(group, {})

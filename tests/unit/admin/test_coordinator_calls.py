@@ -179,7 +179,7 @@ def test_refused_lookup_of_an_id_names_key_node_and_permission(bench: Bench) -> 
     bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(TransactionalIdAuthorizationError))
     text = "'key'.*grant DESCRIBE on it, which WRITE includes"
     with pytest.raises(TransactionalIdAuthorizationError, match=text) as caught:
-        bench.coordinator.writer.add_partition(OpenTransaction("key", 1, 0, 1), PLACE, bench.timer())
+        bench.coordinator.writer.add_partitions({OpenTransaction("key", 1, 0, 1): [PLACE]}, bench.timer())
     assert "broker-" in str(caught.value)
 
 

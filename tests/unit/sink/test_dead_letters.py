@@ -445,7 +445,7 @@ class CountingTransaction:
     def add_marker(self, producer: Producer, rows: int) -> None:
         self.marked = rows
 
-    def prepare(self, producer: Producer) -> None:
+    def prepare(self, producer: Producer, delivered: object) -> None:
         self.is_prepared = True
 
 

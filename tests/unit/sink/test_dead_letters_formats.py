@@ -607,7 +607,7 @@ class Transaction:
     def add_marker(self, _producer: Any, rows: int) -> None:
         self.marked = rows
 
-    def prepare(self, _producer: Any) -> None:
+    def prepare(self, _producer: Any, _delivered: object) -> None:
         self.is_prepared = True
 
 

@@ -81,7 +81,7 @@ class ScriptedTransaction:
         assert producer is self._producer
         self.asked.append(f"marker of {rows} rows")
 
-    def prepare(self, producer: Producer) -> None:
+    def prepare(self, producer: Producer, delivered: object) -> None:
         assert producer is self._producer
         self.asked.append("prepare")
         self.is_prepared = True

@@ -229,13 +229,13 @@ def test_concurrent_claims_of_one_name_end_with_different_names(
 
     def raced(*given: Any) -> None:
         if not rivals:
-            rivals.append(given[0])
-            bench.raw.begin(given[0].transactional_id)
+            rivals.extend(given[0])
+            bench.raw.begin(rivals[0].transactional_id)
         add(*given)
 
     rivals: list[Any] = []
-    add = bench.coordinator.writer.add_partition
-    monkeypatch.setattr(bench.coordinator.writer, "add_partition", raced)
+    add = bench.coordinator.writer.add_partitions
+    monkeypatch.setattr(bench.coordinator.writer, "add_partitions", raced)
     claim = bench.claim()
     assert claim.transaction.transactional_id != rivals[0].transactional_id
     assert bench.claim_state(claim) == "Ongoing"

@@ -375,7 +375,7 @@ class Remembering:
     def add_marker(self, producer: Producer, rows: int) -> None:
         pass
 
-    def prepare(self, producer: Producer) -> None:
+    def prepare(self, producer: Producer, delivered: object) -> None:
         self.is_prepared = True
 
 
