@@ -55,8 +55,9 @@ class RecordWriter:
         value: bytes | None,
         sequence: int,
         timer: Timer,
-    ) -> None:
-        """Write one record in the transaction, and begin the transaction if necessary. `sequence` is the number of
+    ) -> int:
+        """Write one record in the transaction, and begin the transaction if necessary. Return its offset; -1 if the
+        leader does not tell it, because an earlier attempt has succeeded. `sequence` is the number of
         records that the producer's epoch has written to the partition. Metadata must already include the topic.
 
         Raises KafkaTimeoutError, after which the record may or may not be in the transaction, and the errors of
@@ -67,7 +68,7 @@ class RecordWriter:
             self.add_partitions({transaction: [topic_partition]}, timer)
         request = self._request(transaction, topic_partition, key, value, sequence)
         try:
-            self._send(request, topic_partition, timer)
+            return self._send(request, topic_partition, timer)
         except InvalidProducerEpochError as error:  # the error code that leaders use for it
             raise ProducerFencedError(
                 f"{transaction}, writing to {topic_partition}: {ProducerFencedError.sentence}",
@@ -92,13 +93,15 @@ class RecordWriter:
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _send(self, request: Request, topic_partition: TopicPartition, timer: Timer) -> None:
+    def _send(self, request: Request, topic_partition: TopicPartition, timer: Timer) -> int:
         attempts, last = 0, "No answer came."
         absence = TopicAbsence(self._calls.metadata, self._clock)
         while not timer.is_expired:
             error = self._try(request, topic_partition, timer)
-            if error is None or isinstance(error, DuplicateSequenceError):  # an earlier attempt succeeded
-                return
+            if isinstance(error, int):
+                return error
+            if isinstance(error, DuplicateSequenceError):  # an earlier attempt succeeded
+                return -1
             if not error.retriable:
                 raise error.at(topic_partition=topic_partition)
             last = str(error)
@@ -131,7 +134,8 @@ class RecordWriter:
         batches = {place.topic: [(place.partition, RecordChunks(sealed.buffers))]}
         return ProduceRequest(_ALL_REPLICAS, 30_000, batches, name, version)
 
-    def _try(self, request: Request, place: TopicPartition, timer: Timer) -> KafkaError | None:
+    def _try(self, request: Request, place: TopicPartition, timer: Timer) -> KafkaError | int:
+        """Return the offset, or why the record is not known to be written."""
         leader = self._calls.metadata.current_leader(place).leader
         if leader is None:
             return UnknownTopicOrPartitionError("It has no leader now.")
@@ -146,12 +150,12 @@ class RecordWriter:
             return future.error
         topics = (topic for topic in future.value().body.responses if topic.name == place.topic)
         answers = (each for topic in topics for each in topic.partition_responses)
-        codes = {int(each.error_code) for each in answers if each.index == place.partition}
-        if len(codes) != 1:
-            fault = "different answers for" if codes else "a response without"
+        found = {(int(each.error_code), int(each.base_offset)) for each in answers if each.index == place.partition}
+        if len(found) != 1:
+            fault = "different answers for" if found else "a response without"
             return KafkaTimeoutError(f"Node {leader} sent {fault} the partition.", node=leader.id_string)
-        (code,) = codes
-        return error_for_code(code, api="Produce") if code else None
+        ((code, offset),) = found
+        return error_for_code(code, api="Produce") if code else offset
 
 
 class _Added(NamedTuple):

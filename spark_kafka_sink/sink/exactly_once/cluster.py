@@ -208,12 +208,12 @@ class KafkaDriverCluster:
             writer = self._client.writer
             writer.write_alone(self.place, first_use_key(self._key), first_use.to_bytes(), self._timer())
 
-    def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
+    def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> int:
         is_over = self._is_one_off and decision.is_finished
         value = None if is_over else decision.to_bytes()
         try:
             with self._gone_topic():
-                self._client.writer.write(transaction, self.place, self._key, value, sequence, self._timer())
+                return self._client.writer.write(transaction, self.place, self._key, value, sequence, self._timer())
         except RecordTooLargeError as error:
             raise RecordTooLargeError(
                 f"Batch {decision.batch_id} under transactional.id.prefix={self._key.decode()!r} is not decided: a"
@@ -273,6 +273,10 @@ class KafkaDriverCluster:
                 " together with a later batch. Grant READ on topics that other transactional producers write, too."
             )
         return found or {}
+
+    def ids_of(self, producer_ids: Iterable[int]) -> list[str]:
+        listed = self._client.transactions.list_transactions(self._timer(), producer_ids=producer_ids)
+        return [each.transactional_id for each in listed]
 
     def add_partitions(self, added: Mapping[OpenTransaction, Sequence[TopicPartition]]) -> None:
         self._client.writer.add_partitions(added, self._timer())

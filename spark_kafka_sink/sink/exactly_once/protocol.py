@@ -34,6 +34,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.record.fingerprint import MODULUS
 from spark_kafka_sink.sink.exactly_once.advice import finish_advice, operator_command, timeout_advice, unknown_advice
+from spark_kafka_sink.sink.exactly_once.end_markers import EndMarkers, MarkersCluster
 from spark_kafka_sink.sink.exactly_once.messages import (
     BatchStart,
     Decision,
@@ -59,15 +60,6 @@ _UNKNOWN: Final = frozenset(
 _STAYS_OPEN: Final = frozenset({EndTxnStatus.REFUSED, EndTxnStatus.UNRESOLVED})
 
 
-_COMPLETE: Final = frozenset({TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT})
-_MOST_ROUNDS: Final = 4
-"""For end markers: a partition may lose its leader again while they are written."""
-_MOST_NAMED: Final = 20
-_LEFT_OUT: Final = (
-    "Brokers of Kafka 4.1 and later leave out the end marker for a partition without a leader (KAFKA-20734)."
-)
-
-
 class PrefixRecords(NamedTuple):
     """What the decision topic knows of a prefix. `first_use` may be None if there is a decision."""
 
@@ -75,11 +67,8 @@ class PrefixRecords(NamedTuple):
     first_use: FirstUse | None
 
 
-class DriverCluster(Protocol):
+class DriverCluster(MarkersCluster, Protocol):
     """The requests of the protocol. Each returns when its answer is known, or raises KafkaError."""
-
-    place: TopicPartition
-    """The partition of the decision topic that holds the decisions of the prefix. Markers are offsets of it."""
 
     def transaction_version(self) -> int: ...
 
@@ -112,42 +101,16 @@ class DriverCluster(Protocol):
         """Write it outside transactions, acknowledged by all in-sync replicas."""
         ...
 
-    def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None: ...
-
-    def end(self, transactions: Sequence[OpenTransaction], *, committed: bool) -> list[EndTxnOutcome]: ...
-
-    def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]: ...
+    def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> int:
+        """Return the offset of the record, -1 if it is not known."""
+        ...
 
     def list_ids(self, states: Iterable[TransactionState]) -> list[str]:
         """Return every transactional id of the cluster in one of these states."""
         ...
 
     def markers(self, transactional_ids: Iterable[str]) -> Mapping[str, CommittedOffset | None]:
-        """Return the offset that each group of these names has committed for `place`, once none is pending."""
-        ...
-
-    def stable_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Return how far readers under read_committed can read each partition. Partitions of topics that are gone, or
-        that the driver may not describe, are left out, with a warning.
-        """
-        ...
-
-    def unreadable(
-        self, ends: Mapping[TopicPartition, int], transactional_ids: Iterable[str]
-    ) -> Sequence[TopicPartition]:
-        """Wait until readers under read_committed can read each partition up to its offset in `ends`. Return the
-        partitions where they cannot although the coordinators call the transactions complete.
-        """
-        ...
-
-    def open_transactions(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, Mapping[int, int]]:
-        """Return each partition's open transactions: producer id → offset of its first record. Partitions that the
-        driver may not read are left out.
-        """
-        ...
-
-    def add_partitions(self, added: Mapping[OpenTransaction, Sequence[TopicPartition]]) -> None:
-        """Begin transactions, by adding partitions."""
+        """Return the offset of `place` that each group of these names has committed, once none is pending."""
         ...
 
 
@@ -186,7 +149,7 @@ class ExactlyOnceDriver:
         self._is_new = is_new
         self._is_operator = is_operator
         self._cluster = cluster
-        self._end_markers = EndMarkers(cluster)
+        self._end_markers = EndMarkers(prefix, cluster)
         self._wall_ms = wall_ms
         self._unwritten: frozenset[str] = frozenset()
         """Ids that were listed as EMPTY, for the log. Some brokers list finished transactions as EMPTY."""
@@ -204,19 +167,19 @@ class ExactlyOnceDriver:
         """
         version = self._cluster.transaction_version()
         name = driver_id(self.prefix)
-        before = None
+        may_abort = False
         if not self._is_new and held is None:
             if not self._cluster.knows_prefix:
                 if not self._is_operator:
                     self._cluster.check_topic()
                 self.ensure_first_use()
-            before = self._end_markers.open_driver(name)
+            may_abort = self._end_markers.complete_last_decision(name, version)
         last, first_use = known, None
         while True:
             driver = OpenTransaction.of(name, self._cluster.init_producer_id(name, held), version)
-            if before is not None and (ended := self._end_markers.complete_decision(driver, before)) is not None:
-                driver = driver.with_producer(self._cluster.init_producer_id(name, ended))
-            before = None
+            if may_abort and (next_ := self._end_markers.complete_abort(driver)) is not None:
+                driver = driver.with_producer(self._cluster.init_producer_id(name, next_.producer))
+            may_abort = False
             # A coordinator that has forgotten the id (transactional.id.expiration.ms) accepts any held epoch and gives
             # another producer id: another driver may have decided since, so the decision is read again.
             if not self._is_new and (last is None or not goes_on(held, driver)):
@@ -314,11 +277,13 @@ class ExactlyOnceDriver:
             if not first.batch_start.needs_trace(first.query_id):
                 return Committed(None, False, None)
             return Committed(decision.finished(), False, self._note_finished(driver, decision, 0))
-        self._cluster.write_decision(driver, decision, 0)
+        offset = self._cluster.write_decision(driver, decision, 0)
         self._verify(driver, decision)
         (decided,) = self._cluster.end([driver], committed=True)
         driver = self._next_driver(driver, decided, decision)
         decided_ms = self._wall_ms()
+        with self._errors_say_decided(decision):
+            driver = self._end_markers.complete_decision(driver, offset)
         self.finish(driver, decision)
         # A driver that is fenced by now must not end transactions of its successor's tasks. The note proves that there
         # is no successor yet; transactions listed before it are aborted by their exact epochs.
@@ -362,8 +327,8 @@ class ExactlyOnceDriver:
         return all(each.status is not EndTxnStatus.INVALID_TXN_STATE for each in aborted)
 
     def finish(self, driver: OpenTransaction, decision: Decision) -> None:
-        """Commit every transaction of a decision. Raises TransactionLostError if one is gone, and ProducerFencedError
-        if another driver has taken over, which finds that out.
+        """Commit every transaction of a decision, and wait until readers can read its rows. Raises TransactionLostError
+        if one is gone, and ProducerFencedError if another driver has taken over, which finds that out.
         """
         with self._errors_say_decided(decision):
             outcomes = self._cluster.end(decision.transactions, committed=True)
@@ -559,114 +524,6 @@ class ExactlyOnceDriver:
             f" {unknown_advice(decision.query_id, self._finish)}",
             retriable=bool(decision.query_id),
         ) from ended.error
-
-
-class EndMarkers:
-    """The end markers in the partitions of a batch's rows.
-
-    A coordinator of Kafka 4.1 and later leaves out the marker for a partition that has no leader at that moment, and
-    calls the transaction complete (KAFKA-20734). The records stay open there: nobody reads them, nor what comes after
-    them. The next end marker of the same producer id ends them, whatever it says. It would commit aborted records
-    together with the next batch, or abort committed ones with a batch that failed.
-
-    No state.
-    """
-
-    def __init__(self, cluster: DriverCluster) -> None:
-        self._cluster = cluster
-
-    def refuse_older(self, outcomes: Sequence[TaskOutcome]) -> None:
-        """Raise IllegalStateError if the end of a task's transaction would end records of an earlier one, too. The
-        abort of the batch then ends both.
-        """
-        firsts: dict[TopicPartition, int] = {}
-        for outcome in outcomes:
-            for place, written in outcome.offsets.items():
-                firsts[place] = min(written.first, firsts.get(place, written.first))
-        stable = self._cluster.stable_ends(list(firsts))
-        behind = [place for place, first in firsts.items() if stable.get(place, first) < first]
-        open_ = self._cluster.open_transactions(behind) if behind else {}
-        for outcome in outcomes:
-            for place in open_.keys() & outcome.offsets.keys():
-                assert outcome.written is not None
-                first = outcome.offsets[place].first
-                began = open_[place].get(outcome.written.transaction.producer_id, first)
-                if began < first:
-                    raise IllegalStateError(
-                        f"Batch {outcome.batch_id} is not decided: it would commit records of an earlier transaction of"
-                        f" {outcome.written.transaction.transactional_id}, too. They are open in {place} from offset"
-                        f" {began} on, and those of this batch begin at {first}. {_LEFT_OUT} The batch must run again;"
-                        " its abort ends both."
-                    )
-
-    def complete(self, decision: Decision, transaction_version: int) -> None:
-        """Wait until readers under read_committed can read all rows of a committed batch. Write end markers that are
-        missing. Raises KafkaTimeoutError, and KafkaError if a marker cannot be written.
-        """
-        names = [each.transactional_id for each in decision.transactions]
-        ends = decision.ends
-        for round_ in range(_MOST_ROUNDS):
-            behind = self._cluster.unreadable(ends, names) if ends else ()
-            ends = {place: ends[place] for place in behind}
-            missing = self._missing(decision, ends, transaction_version, is_first=round_ == 0) if ends else {}
-            if not missing:
-                return
-            places = ", ".join(sorted({str(place) for found in missing.values() for place in found})[:_MOST_NAMED])
-            log.warning("Batch %d: end markers may be missing in %s. Writing them.", decision.batch_id, places)
-            self._cluster.add_partitions(missing)
-            for each in self._cluster.end(list(missing), committed=True):
-                if each.error is not None:
-                    raise each.error
-        places = ", ".join(sorted(map(str, ends))[:_MOST_NAMED])
-        raise KafkaTimeoutError(f"End markers of committed rows are still missing in {places}. {_LEFT_OUT}")
-
-    def open_driver(self, name: str) -> TransactionDescription | None:
-        """Return the state of a driver whose last decision is open in the decision topic; None if none is."""
-        open_ = self._cluster.open_transactions([self._cluster.place]).get(self._cluster.place)
-        found = self._cluster.describe([name])[name] if open_ else None
-        return found if open_ and found is not None and found.producer_id in open_ else None
-
-    def complete_decision(self, driver: OpenTransaction, before: TransactionDescription) -> ProducerIdAndEpoch | None:
-        """Write the end marker of the driver's last decision if it is missing. Return the driver's next epoch; None if
-        nothing was missing. `before`: what `open_driver` found before `driver` began, which tells how it ended.
-        """
-        place = self._cluster.place
-        if driver.producer_id not in self._cluster.open_transactions([place]).get(place, {}):
-            return None
-        if before.state is TransactionState.EMPTY:  # a driver that began and died: the end is not known any more
-            return None
-        log.warning("The end marker of a decision of %s is missing in %s. Writing it.", driver.transactional_id, place)
-        self._cluster.add_partitions({driver: [place]})
-        was_committed = before.state in {TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT}
-        (ended,) = self._cluster.end([driver], committed=was_committed)
-        if ended.error is not None:
-            raise ended.error
-        return ended.producer
-
-    def _missing(
-        self, decision: Decision, ends: Mapping[TopicPartition, int], transaction_version: int, *, is_first: bool
-    ) -> dict[OpenTransaction, list[TopicPartition]]:
-        """Return a transaction for each id whose end marker is missing, and its partitions. Where the driver may not
-        see whose transactions are open, that may be any of the batch: a marker more does no harm. What is open then is
-        another producer's.
-        """
-        open_ = self._cluster.open_transactions(list(ends))
-        described = self._cluster.describe(each.transactional_id for each in decision.transactions)
-        missing: dict[OpenTransaction, list[TopicPartition]] = {}
-        for left in decision.transactions:
-            own = [place for place in ends if self._may_hold(open_.get(place), left, ends[place], is_first=is_first)]
-            found = described[left.transactional_id]
-            if not own:
-                continue
-            if found is None or found.producer_id != left.producer_id or found.state not in _COMPLETE:
-                if any(place in open_ for place in own):
-                    raise KafkaTimeoutError(f"{left} is committed, and still open in {own[0]}. {_LEFT_OUT}")
-                continue
-            missing[OpenTransaction.of(left.transactional_id, found.producer, transaction_version)] = own
-        return missing
-
-    def _may_hold(self, open_: Mapping[int, int] | None, left: OpenTransaction, end: int, *, is_first: bool) -> bool:
-        return is_first if open_ is None else open_.get(left.producer_id, end) < end
 
 
 def _ends(outcomes: Iterable[TaskOutcome]) -> dict[TopicPartition, int]:

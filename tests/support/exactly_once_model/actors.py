@@ -45,8 +45,10 @@ def init_producer_id(world: World, key: str, held: tuple[int, int]) -> ProducerI
     return world.request(f"init {key}", effect)
 
 
-def write(world: World, open_: OpenTransaction, place: TopicPartition, sequence: int, values: list[Any]) -> None:
-    """Write records into a partition. The version may require that it is added to the transaction first."""
+def write(world: World, open_: OpenTransaction, place: TopicPartition, sequence: int, values: list[Any]) -> int:
+    """Write records into a partition, and return the offset of the first. The version may require that the partition is
+    added to the transaction first.
+    """
     coordinator = world.cluster.transactions
 
     def add() -> None:
@@ -54,7 +56,7 @@ def write(world: World, open_: OpenTransaction, place: TopicPartition, sequence:
         held = coordinator.begin(open_.transactional_id, world.now_ms, open_.transaction_version)
         held.partitions.add((place.topic, place.partition))
 
-    def produce() -> None:
+    def produce() -> int:
         _check(world, open_)
         if place == PLACE:
             world.check_topic()
@@ -63,11 +65,11 @@ def write(world: World, open_: OpenTransaction, place: TopicPartition, sequence:
         elif tuple(place) not in coordinator.transactions[open_.transactional_id].partitions:
             raise error_for_code(ErrorCode.invalid_txn_state)
         log = world.cluster.log(place.topic, place.partition)
-        log.append(open_.producer_id, open_.producer_epoch, sequence, values)
+        return log.append(open_.producer_id, open_.producer_epoch, sequence, values)
 
     if open_.transaction_version < 2:
         world.request(f"add {place} to {open_.transactional_id}", add)
-    world.request(f"produce {open_.transactional_id} to {place}", produce)
+    return world.request(f"produce {open_.transactional_id} to {place}", produce)
 
 
 def end(world: World, open_: OpenTransaction, committed: bool) -> EndTxnOutcome:
@@ -138,6 +140,7 @@ class ModelDriverCluster:
 
     def _read(self) -> PrefixRecords:
         self.world.check_topic()
+        self.world.check_readable(PLACE)
         values = list(reversed(self.world.cluster.log(*PLACE).committed()))
         decision = next((value for value in values if not isinstance(value, FirstUse)), None)
         return PrefixRecords(decision, next((value for value in values if isinstance(value, FirstUse)), None))
@@ -156,9 +159,9 @@ class ModelDriverCluster:
 
         self.world.request("write the first-use record", effect)
 
-    def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
+    def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> int:
         stored = Decision.from_bytes(decision.to_bytes(), "the model", "P")
-        write(self.world, transaction, PLACE, sequence, [stored])
+        return write(self.world, transaction, PLACE, sequence, [stored])
 
     def end(self, transactions: Sequence[OpenTransaction], *, committed: bool) -> list[EndTxnOutcome]:
         return [end(self.world, each, committed) for each in transactions]
@@ -215,6 +218,10 @@ class ModelDriverCluster:
         logs = self.world.cluster.log
         return self.world.request("open transactions", lambda: {place: logs(*place).open_ for place in places})
 
+    def ids_of(self, producer_ids: Iterable[int]) -> list[str]:
+        expected, held = set(producer_ids), self.world.cluster.transactions.transactions
+        return self.world.request("ids", lambda: [name for name, each in held.items() if each.producer_id in expected])
+
     def add_partitions(self, added: Mapping[OpenTransaction, Sequence[TopicPartition]]) -> None:
         def add(open_: OpenTransaction, places: Sequence[TopicPartition]) -> None:
             _check(self.world, open_)
@@ -264,9 +271,9 @@ class ModelProducer:
         for key, row in columns.rows:
             place = TopicPartition(topic, key)
             sequence = self._sequences.get(place, 0)
-            write(self.world, self.open_, place, sequence, [row])
+            offset = write(self.world, self.open_, place, sequence, [row])
             self._sequences[place] = sequence + 1
-            on_completion(RunMetadata(topic, key, -1, 1, -1, 0), None)
+            on_completion(RunMetadata(topic, key, offset, 1, -1, 0), None)
 
     def flush(self, timeout_ms: int | None = None) -> None:
         pass

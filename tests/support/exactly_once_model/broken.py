@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from support.exactly_once_model.actors import PLACE, ModelDriverCluster, ModelPool
 from support.exactly_once_model.world import CONFIG, Input, World
 
 from spark_kafka_sink.admin.transaction_values import TransactionDescription
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
+from spark_kafka_sink.sink.exactly_once.end_markers import EndMarkers
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome, TaskTransaction, task_id
 from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver, PrefixRecords
 from spark_kafka_sink.sink.exactly_once.task import Describe, ExactlyOnceTask, TaskIdentity
@@ -289,3 +291,40 @@ class WaitsForLateAttempts(ExactlyOnceDriver):
 
 class WaitsForTimeouts(World):
     driver_class = WaitsForLateAttempts
+
+
+# ---- end markers: what a coordinator says is taken for what is in the partitions -------------------------------------
+
+
+class BelievesCoordinators(World):
+    """The driver does not look for end markers that were left out."""
+
+    class driver_class(ExactlyOnceDriver):  # noqa: N801 - World's name for it
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            self._end_markers = _NoMarkers(self.prefix, self._cluster)
+
+
+class _NoMarkers(EndMarkers):
+    def refuse_older(self, outcomes: Sequence[TaskOutcome]) -> None:
+        pass
+
+    def complete_decision(self, driver: OpenTransaction, offset: int) -> OpenTransaction:
+        return driver
+
+    def complete(self, decision: Decision, transaction_version: int) -> None:
+        pass
+
+
+class DecidesOverOlderRecords(World):
+    """The driver does not look for records that an abort has left open."""
+
+    class driver_class(ExactlyOnceDriver):  # noqa: N801 - World's name for it
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            self._end_markers = _OnlyAfterwards(self.prefix, self._cluster)
+
+
+class _OnlyAfterwards(EndMarkers):
+    def refuse_older(self, outcomes: Sequence[TaskOutcome]) -> None:
+        pass

@@ -52,10 +52,12 @@ def drawn(seed: int) -> tuple[Plan, Variant]:
     """Return a random plan of two to five faults.
 
     If a decision topic and coordinators have both forgotten a query before its second batch, nothing shows that. Such
-    faults are not combined.
+    faults are not combined. Nor does a transaction time out while it writes an end marker that was left out: the driver
+    must have died in these milliseconds, and comes back too late.
     """
     rng = random.Random(seed)
     count = rng.choice((2, 2, 3, 4, 5))
     excluded = rng.choice((TOPIC_FAULTS, {Fault.LONG_REST, Fault.RESTORE}))
+    excluded |= rng.choice(({Fault.LEFT_OUT}, {Fault.EXPIRE, Fault.LONG_REST}))
     kinds = [fault for fault in Fault if fault not in excluded]
     return {rng.randrange(_LAST_REQUEST): rng.choice(kinds) for _ in range(count)}, rng.choice(VARIANTS)

@@ -26,13 +26,16 @@ class ModelLog:
     def __init__(self) -> None:
         self.changes = 0
         self.entries: list[Entry] = []
-        self._sequences: set[tuple[int, int, int]] = set()
+        self._sequences: dict[tuple[int, int, int], int] = {}
 
-    def append(self, producer_id: int, epoch: int, sequence: int, values: list[Any]) -> None:
-        if (producer_id, epoch, sequence) not in self._sequences:
+    def append(self, producer_id: int, epoch: int, sequence: int, values: list[Any]) -> int:
+        """Return the index of the first entry."""
+        sent = (producer_id, epoch, sequence)
+        if sent not in self._sequences:
             self.changes += 1
-            self._sequences.add((producer_id, epoch, sequence))
+            self._sequences[sent] = len(self.entries)
             self.entries += [Entry(producer_id, value) for value in values]
+        return self._sequences[sent]
 
     def append_alone(self, value: Any) -> None:
         """Append outside any transaction."""
@@ -80,10 +83,12 @@ class ModelCluster:
     version: int
     next_producer_id: int = 1
     logs: dict[tuple[str, int], ModelLog] = field(default_factory=dict)
+    has_leaders: bool = True
 
     def __post_init__(self) -> None:
         self.finalized_features = {"transaction.version": self.version}
         self.transactions = TransactionCoordinator(self)  # type: ignore[arg-type]
+        self.transactions.leaves_out_markers = True
 
     def log(self, topic: str, index: int) -> ModelLog:
         found = self.logs.get((topic, index))
@@ -92,4 +97,4 @@ class ModelCluster:
         return found
 
     def partition(self, topic: str, index: int) -> Any:
-        return SimpleNamespace(log=self.log(topic, index), leader_epoch=0)
+        return SimpleNamespace(log=self.log(topic, index), leader_epoch=0, leader_id=0 if self.has_leaders else -1)

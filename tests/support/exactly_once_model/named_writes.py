@@ -38,6 +38,7 @@ WRITE_FAULTS = (
     Fault.STALLED,
     Fault.TOPIC_GONE,
     Fault.TOPIC_EMPTIED,
+    Fault.LEFT_OUT,
 )
 """The faults that batch writes can have. OTHER_DRIVER is the operator's `finish`."""
 
@@ -52,11 +53,10 @@ class OneOffCluster(ModelDriverCluster):
     def write_first_use(self, *, is_adopted: bool) -> None:
         pass
 
-    def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> None:
+    def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> int:
         if decision.is_finished:
-            write(self.world, transaction, PLACE, sequence, [None])
-        else:
-            super().write_decision(transaction, decision, sequence)
+            return write(self.world, transaction, PLACE, sequence, [None])
+        return super().write_decision(transaction, decision, sequence)
 
 
 class NamedWrites(World):

@@ -41,6 +41,7 @@ from spark_kafka_sink.protocol.telemetry import GetTelemetrySubscriptionsRequest
 from spark_kafka_sink.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
+    DescribeProducersRequest,
     DescribeTransactionsRequest,
     EndTxnRequest,
     InitProducerIdRequest,
@@ -66,6 +67,7 @@ REQUESTS: list[Request] = [
     TxnOffsetCommitRequest("txn", 7, 1, "group", {"t": [OffsetToCommit(0, 55)]}, transaction_version=1),
     SaslHandshakeRequest("SCRAM-SHA-512"),
     SaslAuthenticateRequest(b"secret"),
+    DescribeProducersRequest({"t": [0, 1]}),
     DescribeTransactionsRequest(("txn",)),
     PermissionsRequest(("t",)),
     CreateTopicRequest("t", 3, -1, {"cleanup.policy": "compact"}, validate_only=True),

@@ -113,6 +113,18 @@ def test_late_attempt_with_a_pending_marker_beside_a_crash(variant: Variant) -> 
     assert explore(World, variant, 2, (Fault.STALLED, Fault.CRASH_BEFORE), batches=1) > 600
 
 
+@each_variant_of_pairs
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(each, marks=[] if each is Fault.CRASH_BEFORE else pytest.mark.slow, id=each.name)
+        for each in (Fault.CRASH_BEFORE, Fault.TIMEOUT_AFTER, Fault.OTHER_DRIVER)
+    ],
+)
+def test_end_markers_left_out_beside_another_fault(variant: Variant, other: Fault) -> None:
+    assert explore(World, variant, 2, (Fault.LEFT_OUT, other), batches=1) > 600
+
+
 def written_once(version: int, aborted_until: int, decided_until: int) -> None:
     """A batch write under a new prefix. An abort runs beside its commit, and the commit dies after one of its own
     requests. Then the operator finishes the batch.
@@ -245,6 +257,8 @@ BROKEN: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.TrustsTheCheckpoint, 1, (Fault.ALL_FORGOTTEN,), "Duplicated"),
     (broken.ForgetsEmptyBatches, 0, (), "The query is refused"),
     (broken.WaitsForTimeouts, 2, (Fault.STALLED, Fault.CRASH_BEFORE), "does not get through"),
+    (broken.BelievesCoordinators, 1, (Fault.LEFT_OUT,), "readers of t see"),
+    (broken.DecidesOverOlderRecords, 2, (Fault.LEFT_OUT, Fault.CRASH_BEFORE), "Duplicated"),
     (named_writes.GivesBackAfterFailure, 1, (Fault.CRASH_AFTER,), "torn, without an error"),
     (named_writes.GivesBackBeforeTheEnd, 1, (Fault.OTHER_DRIVER,), "Lost, and nothing happened"),
 )

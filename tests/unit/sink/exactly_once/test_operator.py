@@ -701,10 +701,11 @@ def test_batch_with_only_a_failed_note_is_not_called_aborted(
 
     write = KafkaDriverCluster.write_decision
 
-    def write_and_fail(cluster: KafkaDriverCluster, driver: OpenTransaction, decision: Decision, sequence: int) -> None:
-        write(cluster, driver, decision, sequence)
+    def write_and_fail(cluster: KafkaDriverCluster, driver: OpenTransaction, decision: Decision, sequence: int) -> int:
+        offset = write(cluster, driver, decision, sequence)
         if decision.is_finished:
             raise KafkaTimeoutError
+        return offset
 
     with monkeypatch.context() as patch:
         patch.setattr(KafkaDriverCluster, "write_decision", write_and_fail)

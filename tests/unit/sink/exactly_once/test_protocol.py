@@ -442,10 +442,11 @@ def test_failed_note_says_that_batch_is_committed(version: int, what: str, monke
     bench.raw.write(open_, PLACE, "row")
     write = KafkaDriverCluster.write_decision
 
-    def slowly(self: KafkaDriverCluster, driver: OpenTransaction, decision: Decision, sequence: int) -> None:
-        write(self, driver, decision, sequence)
+    def slowly(self: KafkaDriverCluster, driver: OpenTransaction, decision: Decision, sequence: int) -> int:
+        offset = write(self, driver, decision, sequence)
         if decision.is_finished:
             bench.rig.clock.advance(90_000)  # longer than the driver's own transaction may take
+        return offset
 
     def in_vain(*_: object) -> list[str]:
         raise KafkaTimeoutError("P/driver is not listed.")

@@ -246,10 +246,11 @@ def test_abort_of_only_the_note_returns_false(monkeypatch: pytest.MonkeyPatch) -
     outcome = task_outcome(bench, driver.begin())
     write = KafkaDriverCluster.write_decision
 
-    def and_stop(self: KafkaDriverCluster, *given: Any) -> None:
-        write(self, *given)
+    def and_stop(self: KafkaDriverCluster, *given: Any) -> int:
+        offset = write(self, *given)
         if given[1].is_finished:
             raise KafkaTimeoutError("stopped")
+        return offset
 
     with monkeypatch.context() as patch:
         patch.setattr(KafkaDriverCluster, "write_decision", and_stop)

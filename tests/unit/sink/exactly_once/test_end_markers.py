@@ -1,0 +1,266 @@
+"""End markers that a coordinator leaves out (KAFKA-20734), on scripted nodes. Crashes: test_model.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.coordinator_bench import PLACE, CoordinatorBench
+from support.driver_steps import CONFIG, driver_of, task_outcome
+from support.scripted_broker import faults
+from support.scripted_broker.cluster import NO_LEADER
+
+from spark_kafka_sink.common.errors import (
+    IllegalStateError,
+    KafkaTimeoutError,
+    TopicAuthorizationError,
+    UnsupportedVersionError,
+)
+from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.protocol.versions import ApiKey
+from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, OffsetRange, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
+
+
+@pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
+def bench(request: pytest.FixtureRequest) -> CoordinatorBench:
+    made = CoordinatorBench(version=request.param)
+    made.cluster.transactions.leaves_out_markers = True
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _each_warning_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "_warned", set())
+
+
+@contextmanager
+def without_leader(bench: CoordinatorBench) -> Iterator[None]:
+    bench.cluster.move_leader("t", 0, NO_LEADER)
+    yield
+    bench.cluster.move_leader("t", 0, 0)
+
+
+def ended_without_leader(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, *, stays_away: bool = False
+) -> list[str]:
+    """Let the topic have no leader while the task's transactions are committed for the first time. Return the ids."""
+    real, done = KafkaDriverCluster.end, []
+
+    def end(self: KafkaDriverCluster, transactions: Any, *, committed: bool) -> Any:
+        names = [each.transactional_id for each in transactions if not each.transactional_id.endswith("/driver")]
+        if not names or done or not committed:
+            return real(self, transactions, committed=committed)
+        done.extend(names)
+        bench.cluster.move_leader("t", 0, NO_LEADER)
+        try:
+            return real(self, transactions, committed=committed)
+        finally:
+            if not stays_away:
+                bench.cluster.move_leader("t", 0, 0)
+
+    monkeypatch.setattr(KafkaDriverCluster, "end", end)
+    return done
+
+
+def reported(bench: CoordinatorBench, batch_start: BatchStart) -> TaskOutcome:
+    """The outcome of a task of one row, with the row's offset."""
+    first = bench.cluster.log("t", 0).next_offset
+    return replace(task_outcome(bench, batch_start), offsets={PLACE: OffsetRange(first, first + 1)})
+
+
+def refuses(error: Any) -> faults.Hook:
+    return faults.fail_with(error)
+
+
+def count_ends(bench: CoordinatorBench, name: str) -> int:
+    return sum(each.request.transactional_id == name for each in bench.asked(ApiKey.END_TXN))
+
+
+@pytest.mark.parametrize("may_read", [True, False], ids=["READ", "no READ"])
+def test_committed_rows_can_be_read(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, may_read: bool
+) -> None:
+    driver = driver_of(bench, "P")
+    outcome = reported(bench, driver.begin())
+    if not may_read:
+        bench.cluster.on(ApiKey.DESCRIBE_PRODUCERS, refuses(TopicAuthorizationError), times=None)
+    ended_without_leader(bench, monkeypatch)
+    assert driver.commit([outcome]).decision is not None
+    assert bench.values() == ["row"]
+    assert "end markers may be missing in t-0" in caplog.text
+    assert ("Grant READ on topics" in caplog.text) is not may_read
+
+
+def test_batch_without_faults_writes_no_marker_twice(bench: CoordinatorBench, caplog: pytest.LogCaptureFixture) -> None:
+    driver = driver_of(bench, "P")
+    driver.commit([reported(bench, driver.begin())])
+    assert (bench.values(), count_ends(bench, "P/0"), caplog.text) == (["row"], 1, "")
+
+
+def test_markers_that_come_late_are_waited_for(bench: CoordinatorBench) -> None:
+    bench.cluster.transactions.marker_delay_ms = 300
+    driver = driver_of(bench, "P")
+    outcome = reported(bench, driver.begin())
+    driver.commit([outcome])
+    assert (bench.values(), bench.state("P/0"), count_ends(bench, "P/0")) == (["row"], "CompleteCommit", 1)
+
+
+def test_open_transaction_of_another_producer_is_not_waited_for(bench: CoordinatorBench) -> None:
+    foreign = bench.raw.begin("other", timeout_ms=900_000)
+    bench.raw.write(foreign, PLACE, "foreign")
+    driver = driver_of(bench, "P")
+    started_ms = bench.rig.now_ms
+    driver.commit([reported(bench, driver.begin())])
+    assert bench.rig.now_ms - started_ms < 1_000
+    assert count_ends(bench, "P/0") == 1
+    assert bench.state("other") == "Ongoing"
+    bench.commit(foreign)
+    assert bench.values() == ["foreign", "row"]
+
+
+def test_partition_that_stays_without_a_leader_fails_the_decided_batch(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = driver_of(bench, "P")
+    outcome = reported(bench, driver.begin())
+    ended_without_leader(bench, monkeypatch, stays_away=True)
+    with pytest.raises(KafkaTimeoutError, match=r"Batch 4 of P is decided, and its commit did not end: .*t-0"):
+        driver.commit([outcome])
+    bench.cluster.move_leader("t", 0, 0)
+    again = driver_of(bench, "P").begin()
+    assert (again.last_batch_id, bench.values()) == (4, ["row"])
+
+
+def test_partition_without_a_leader_is_not_decided(bench: CoordinatorBench) -> None:
+    driver = driver_of(bench, "P")
+    outcome = reported(bench, driver.begin())
+    with without_leader(bench), pytest.raises(KafkaTimeoutError, match="t-0"):
+        driver.commit([outcome])
+    assert driver_of(bench, "P").begin().last_batch_id is None
+
+
+def test_aborted_rows_are_not_committed_with_the_next_batch(bench: CoordinatorBench) -> None:
+    driver = driver_of(bench, "P")
+    outcome = reported(bench, driver.begin())
+    with without_leader(bench):
+        driver.abort(outcome.batch_start, [outcome])
+    outcome = reported(bench, driver.begin())
+    with pytest.raises(IllegalStateError, match=r"earlier transaction of P/0, too. They are open in t-0 from offset 0"):
+        driver.commit([outcome])
+    driver.abort(outcome.batch_start, [outcome])
+    driver.commit([reported(bench, driver.begin())])
+    assert bench.values() == ["row"]
+
+
+def test_aborted_rows_of_another_attempt_do_not_stop_readers(
+    bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next batch of the query ends them: its rows are behind them."""
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    lost = bench.raw.begin("P/0.1")
+    bench.raw.write(lost, PLACE, "lost")
+    with without_leader(bench):
+        driver.abort(batch_start, [])
+    driver.commit([reported(bench, driver.begin())])
+    assert bench.values() == ["row"]
+    assert "end markers may be missing in t-0" in caplog.text
+
+
+def test_driver_that_died_between_the_two_requests_for_a_marker(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 2: the next driver must not take that transaction for one of a late attempt, and abort it."""
+
+    def die(*_: object) -> None:
+        raise KafkaTimeoutError("The driver is gone.")
+
+    driver = driver_of(bench, "P")
+    outcome = reported(bench, driver.begin())
+    assert outcome.written is not None
+    bench.raw.mark(outcome.written.transaction, "P/0", outcome.batch_start.place, 5, outcome.written.marker_text)
+    real = KafkaDriverCluster.add_partitions
+    ended_without_leader(bench, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "add_partitions", lambda *given: (real(*given), die()))
+        with pytest.raises(KafkaTimeoutError, match="is decided"):
+            driver.commit([outcome])
+    assert bench.state("P/0") == "Ongoing"
+    assert driver_of(bench, "P").begin().last_batch_id == 4
+    assert bench.values() == ["row"]
+
+
+@pytest.mark.parametrize(
+    ("hide", "text"),
+    [
+        (lambda bench: bench.cluster.delete_topic("t"), "Topic 't' is not in the cluster any more"),
+        (
+            lambda bench: bench.cluster.on(ApiKey.LIST_OFFSETS, refuses(TopicAuthorizationError), times=None),
+            "Not authorized",
+        ),
+    ],
+    ids=["deleted", "no DESCRIBE"],
+)
+def test_topic_that_the_driver_cannot_see_is_named(
+    bench: CoordinatorBench,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    hide: Callable[[CoordinatorBench], None],
+    text: str,
+) -> None:
+    """The rows of a deleted topic are gone, and the batch is not held up for them."""
+    driver = driver_of(bench, "P")
+    outcome = reported(bench, driver.begin())
+    decide = KafkaDriverCluster.write_decision
+
+    def hidden(self: KafkaDriverCluster, *given: Any) -> int:
+        offset = decide(self, *given)
+        if not given[1].is_finished:
+            monkeypatch.setattr(KafkaDriverCluster, "unreadable", after)
+        return offset
+
+    def after(self: KafkaDriverCluster, ends: Any, names: Any) -> Any:
+        if PLACE not in ends:
+            return ()
+        hide(bench)
+        return unreadable(self, ends, names)
+
+    unreadable = KafkaDriverCluster.unreadable
+    monkeypatch.setattr(KafkaDriverCluster, "write_decision", hidden)
+    driver.commit([outcome])
+    assert "Whether readers under read_committed can read the rows of a batch was not checked" in caplog.text
+    assert text in caplog.text
+
+
+def test_nodes_without_describe_producers(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A proxy in front of the brokers may not have it."""
+
+    def unsupported(*_: object) -> None:
+        raise UnsupportedVersionError("The node does not support DESCRIBE_PRODUCERS.")
+
+    monkeypatch.setattr(bench.coordinator.topics, "open_transactions", unsupported)
+    driver = driver_of(bench, "P")
+    outcome = reported(bench, driver.begin())
+    ended_without_leader(bench, monkeypatch)
+    driver.commit([outcome])
+    assert bench.values() == ["row"]
+    assert "The driver cannot read t, so that" in caplog.text
+
+
+def test_fenced_driver_writes_no_marker(bench: CoordinatorBench) -> None:
+    """The decision of a driver that was fenced meanwhile is not committed by its marker."""
+    one, other = driver_of(bench, "P"), driver_of(bench, "P")
+    batch_start = one.begin()
+    other.begin()
+    markers = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0)._end_markers
+    old = OpenTransaction.of("P/driver", batch_start.driver.producer, bench.raw.version)
+    assert markers.complete_decision(old, -1) == old
+    assert bench.state("P/driver") == "Empty"
