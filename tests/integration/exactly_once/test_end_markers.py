@@ -28,7 +28,7 @@ class DriverDiedError(Exception):
 
 
 class Stage:
-    """A query on three nodes. Its topic has one replica; `decisions` of its decision topic have one, too."""
+    """A query on three nodes. Its topic has one replica."""
 
     def __init__(self, kafka: EmbeddedKafka, version: int, query: Query) -> None:
         self.kafka = kafka
@@ -63,11 +63,12 @@ def nodes(request: pytest.FixtureRequest, module_kafka: Callable[..., EmbeddedKa
 
 
 @pytest.fixture
-def stage(nodes: tuple[EmbeddedKafka, int]) -> Iterator[Stage]:
+def stage(request: pytest.FixtureRequest, nodes: tuple[EmbeddedKafka, int]) -> Iterator[Stage]:
+    """The parameter is the number of replicas of the decision topic."""
     kafka, version = nodes
     topic = f"end-markers-{uuid.uuid4().hex[:8]}"
     kafka.create_topic(topic, 1, 1)
-    kafka.create_topic(f"decisions-of-{topic}", 1, 1, {"cleanup.policy": "compact"})
+    kafka.create_topic(f"decisions-of-{topic}", 1, getattr(request, "param", 3), {"cleanup.policy": "compact"})
     with own_pool() as pool:
         query = Query(kafka.bootstrap_servers, topic, pool, decisions=f"decisions-of-{topic}")
         yield Stage(kafka, version, query)
@@ -111,6 +112,7 @@ def test_aborted_rows_are_not_committed_with_the_next_batch(stage: Stage) -> Non
     assert query.visible() == ["a", "b"]
 
 
+@pytest.mark.parametrize("stage", [1], indirect=True)
 def test_decision_without_its_marker_counts(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: no query with decisions in that partition could start any more."""
     query = stage.query
