@@ -415,8 +415,8 @@ PROBLEMS: Final[dict[str, Problem]] = {
         "Readers wait for a transaction that no coordinator shows to this user: it hangs, or this user may not"
         " describe it.",
         "Grant DESCRIBE on the transactional ids that write here, and run the doctor again. If none is shown then, run"
-        " the exactly-once queries and writes of this topic again: they write end markers that Kafka 4.1 and later"
-        " leave out (KAFKA-20734). If readers still wait: kafka-transactions.sh --bootstrap-server HOST:PORT"
+        " the exactly-once queries and writes of this topic again: they write end markers that Kafka 4.3 leaves out"
+        " (KAFKA-20734). If readers still wait: kafka-transactions.sh --bootstrap-server HOST:PORT"
         " find-hanging --topic {topic}, then its abort. It aborts the rows also if they were committed.",
     ),
     # ---- clock

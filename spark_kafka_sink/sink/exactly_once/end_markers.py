@@ -1,7 +1,7 @@
 """The end markers of a batch's transactions, which brokers may leave out.
 
-A coordinator of Kafka 4.1 and later leaves out the end marker for a partition that has no leader at that moment, and
-calls the transaction complete (KAFKA-20734). Its records stay open in that partition: readers under read_committed see
+A coordinator of Kafka 4.3 leaves out the end marker for a partition that has no leader at that moment, and calls the
+transaction complete (KAFKA-20734). Its records stay open in that partition: readers under read_committed see
 neither them nor any record behind them. The next end marker of the same producer id ends them, whatever it says. It
 would commit aborted records together with the next batch, or abort committed ones together with a batch that failed.
 
@@ -32,9 +32,7 @@ _MOST_ROUNDS: Final = 4
 """A partition may lose its leader again while its markers are written."""
 _MOST_NAMED: Final = 20
 _NO_OFFSET_IS_LATER: Final = 2**63 - 1
-_LEFT_OUT: Final = (
-    "Brokers of Kafka 4.1 and later leave out the end marker for a partition without a leader (KAFKA-20734)."
-)
+_LEFT_OUT: Final = "Brokers of Kafka 4.3 leave out the end marker for a partition without a leader (KAFKA-20734)."
 
 
 class MarkersCluster(Protocol):

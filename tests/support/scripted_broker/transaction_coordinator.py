@@ -64,7 +64,7 @@ class TransactionCoordinator:
         """How long after EndTxn's answer the end markers are written."""
         self.max_timeout_ms = 15 * 60_000
         self.leaves_out_markers = False
-        """Whether it writes no end marker into a partition without a leader, as Kafka 4.1 and later (KAFKA-20734)."""
+        """Whether it writes no end marker into a partition without a leader, as Kafka 4.3 (KAFKA-20734)."""
 
     def advance(self, now_ms: int) -> None:
         for transaction in self.transactions.values():
