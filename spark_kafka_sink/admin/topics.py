@@ -164,6 +164,18 @@ class TopicCreation:
             raise KafkaTimeoutError(f"Topic {topic} was not looked up within {timer.timeout_ms} ms. {why}", topic=topic)
         return len(self._metadata.fetch().partitions_for_topic(topic))
 
+    def look_up(self, topics: Iterable[str], timer: Timer) -> None:
+        """Ask for the topics that `cluster` does not have, all at once. Raises TopicAuthorizationError and
+        KafkaTimeoutError.
+        """
+        missing = [topic for topic in topics if not self.cluster.partitions_for_topic(topic)]
+        if not missing:
+            return
+        self._metadata.add_topics(missing)
+        if not self._client.await_metadata_update(timer):
+            why = self._metadata.why_unanswered()
+            raise KafkaTimeoutError(f"{len(missing)} topics were not looked up within {timer.timeout_ms} ms. {why}")
+
     def forget(self, topic: str) -> None:
         """Ask no more for this topic. The client asks for every other one that it was ever asked about."""
         self._metadata.remove_topic(topic)

@@ -287,18 +287,21 @@ class KafkaDriverCluster:
         """Return what `ask` returns for the places that the driver can see, None if it sees none. A warning names the
         topics of the others: they were deleted, and their rows with them; or the driver may not describe them.
         """
-        seen = list(places)
+        seen, creation = list(places), self._client.creation
         while seen:
+            topics = sorted({place.topic for place in seen})
             try:
-                for topic in sorted({place.topic for place in seen}):
-                    if not self._client.creation.cluster.partitions_for_topic(topic) and not self._wait_for(topic):
-                        self._client.creation.forget(topic)
+                creation.look_up(topics, self._timer())
+                for topic in topics:
+                    if not creation.cluster.partitions_for_topic(topic) and not self._wait_for(topic):
                         raise UnknownTopicOrPartitionError(f"Topic {topic} is not in the cluster.", topic=topic)
                 return ask(seen)
             except (UnknownTopicOrPartitionError, TopicAuthorizationError) as error:
                 if isinstance(error, UnknownTopicOrPartitionError) and error.topic == self.place.topic:
                     raise missing_topic(self._prefix, error.topic) from error
                 _warn(f"Whether readers under read_committed can read the rows of a batch was not checked: {error}")
+                for topic in topics if error.topic is None else [error.topic]:
+                    creation.forget(topic)  # else its error would end later calls
                 seen = [place for place in seen if error.topic not in {None, place.topic}]
         return None
 

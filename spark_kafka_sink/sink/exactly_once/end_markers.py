@@ -151,7 +151,6 @@ class EndMarkers:
             missing = self._missing(decision, ends, transaction_version, is_first=round_ == 0) if ends else []
             if not missing:
                 return
-            log.warning("Batch %d: end markers may be missing in %s. Writing them.", decision.batch_id, _named(ends))
             for committed in (True, False):
                 self._write([each for each in missing if each.committed is committed], committed=committed)
         raise KafkaTimeoutError(f"End markers of committed rows are still missing in {_named(ends)}. {_LEFT_OUT}")
@@ -188,6 +187,11 @@ class EndMarkers:
                 transaction = OpenTransaction.of(name, found.producer, transaction_version)
                 committed = left is not None or found.state in _COMMITTED
                 missing.append(_Missing(transaction, places, committed, left is not None))
+        seen = {place for each in missing for place in each.places}.difference(hidden)
+        if seen:
+            log.warning("Batch %d: end markers are missing in %s. Writing them.", decision.batch_id, _named(seen))
+        elif missing:
+            log.info("Batch %d: end markers may be missing in %s.", decision.batch_id, _named(hidden))
         return missing
 
     def _write(self, missing: Sequence[_Missing], *, committed: bool) -> None:

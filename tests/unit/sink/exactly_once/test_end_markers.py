@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from support.coordinator_bench import PLACE, CoordinatorBench
 from support.driver_steps import CONFIG, driver_of, task_outcome
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import NO_LEADER
 
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     IllegalStateError,
     KafkaTimeoutError,
@@ -93,7 +95,7 @@ def test_committed_rows_can_be_read(
     ended_without_leader(bench, monkeypatch)
     assert driver.commit([outcome]).decision is not None
     assert bench.values() == ["row"]
-    assert "end markers may be missing in t-0" in caplog.text
+    assert ("end markers are missing in t-0" in caplog.text) is may_read
     assert ("Grant READ on topics" in caplog.text) is not may_read
 
 
@@ -170,7 +172,7 @@ def test_aborted_rows_of_another_attempt_do_not_stop_readers(
         driver.abort(batch_start, [])
     driver.commit([reported(bench, driver.begin())])
     assert bench.values() == ["row"]
-    assert "end markers may be missing in t-0" in caplog.text
+    assert "end markers are missing in t-0" in caplog.text
 
 
 def test_driver_that_died_between_the_two_requests_for_a_marker(
@@ -236,6 +238,46 @@ def test_topic_that_the_driver_cannot_see_is_named(
     driver.commit([outcome])
     assert "Whether readers under read_committed can read the rows of a batch was not checked" in caplog.text
     assert text in caplog.text
+
+
+def test_topics_that_the_driver_may_not_describe_do_not_end_later_requests(
+    bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Metadata names only the topics that are written. Without the permission the batch is committed all the same."""
+
+    def refuse(cluster: Any, exchange: Any, proceed: faults.Proceed) -> Any:
+        asked = {topic.name for topic in exchange.request.topics or ()}
+        if "t" not in asked:
+            return proceed()
+        return faults.change(refused)(cluster, exchange, proceed)
+
+    def refused(values: Any) -> Any:
+        topics = [
+            topic
+            | ({"error_code": ErrorCode.topic_authorization_failed, "partitions": ()} if topic["name"] == "t" else {})
+            for topic in values["topics"]
+        ]
+        return values | {"topics": topics}
+
+    driver = driver_of(bench, "P")
+    outcome = reported(bench, driver.begin())
+    bench.cluster.on(ApiKey.METADATA, refuse, times=None)
+    bench.coordinator.creation.forget("t")
+    assert driver.commit([outcome]).decision is not None
+    assert "was not checked" in caplog.text
+    assert driver.begin().last_batch_id == 4
+
+
+def test_many_topics_are_looked_up_together(bench: CoordinatorBench) -> None:
+    """A batch with a column `topic` may have thousands."""
+    names = [f"many-{number}" for number in range(30)]
+    for name in names:
+        bench.cluster.create_topic(name, 1)
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    before = len(bench.asked(ApiKey.METADATA))
+    ends = cluster.stable_ends([TopicPartition(name, 0) for name in names])
+    assert list(ends.values()) == [0] * 30
+    assert len(bench.asked(ApiKey.METADATA)) - before <= 2
 
 
 def test_nodes_without_describe_producers(
