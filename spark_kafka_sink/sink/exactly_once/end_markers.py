@@ -92,24 +92,24 @@ class EndMarkers:
 
     # ---- before a batch is decided ---------------------------------------------------------------------------------
 
-    def refuse_older(self, outcomes: Sequence[TaskOutcome]) -> None:
+    def refuse_older(self, outcomes: Sequence[TaskOutcome], firsts: Mapping[TopicPartition, int]) -> None:
         """Raise IllegalStateError if the end of a task's transaction would end records of an earlier one, too. The
-        abort of the batch then ends both.
+        abort of the batch then ends both. `firsts`: the first offset of the batch in each partition.
         """
-        firsts: dict[TopicPartition, int] = {}
-        for outcome in outcomes:
-            for place, written in outcome.offsets.items():
-                firsts[place] = min(written.first, firsts.get(place, written.first))
         stable = self._cluster.stable_ends(list(firsts)) if firsts else {}
         behind = [place for place, first in firsts.items() if stable.get(place, first) < first]
         open_ = self._cluster.open_transactions(behind) if behind else {}
-        for outcome in outcomes:
-            for place in open_.keys() & outcome.offsets.keys():
-                self._refuse_open_before(outcome, place, open_[place])
+        for outcome in outcomes if open_ else ():
+            for topic, ranges in outcome.offsets.items():
+                for partition, first, _ in ranges:
+                    place = TopicPartition(topic, partition)
+                    self._refuse_open_before(outcome, place, first, open_.get(place, {}))
 
-    def _refuse_open_before(self, outcome: TaskOutcome, place: TopicPartition, open_: Mapping[int, int]) -> None:
+    def _refuse_open_before(
+        self, outcome: TaskOutcome, place: TopicPartition, first: int, open_: Mapping[int, int]
+    ) -> None:
         assert outcome.written is not None
-        own, first = outcome.written.transaction, outcome.offsets[place].first
+        own = outcome.written.transaction
         began = open_.get(own.producer_id, first)
         if began < first:
             raise IllegalStateError(

@@ -358,13 +358,6 @@ class BatchStart:
         )
 
 
-class OffsetRange(NamedTuple):
-    """Offsets of a task's records in a partition: the first one, and the one after the last."""
-
-    first: int
-    end: int
-
-
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
     """The report of a task to the driver. `written` is None if the task left nothing open: the batch was written
@@ -380,12 +373,13 @@ class TaskOutcome:
     was_skipped: bool = False
     fingerprint: int = 0
     """That of the task's rows, also if they were not written."""
-    offsets: Mapping[TopicPartition, OffsetRange] = field(default_factory=dict)
-    """Those of its records in each partition, as far as brokers told them."""
+    offsets: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    """By topic: partition, first offset and the offset after the last, of its records, as far as brokers told them. As
+    JSON has it, because 200 tasks may write 200 partitions each.
+    """
 
     def to_json(self) -> str:
-        offsets = _by_topic((*place, *written) for place, written in self.offsets.items())
-        return json.dumps(asdict(replace(self, offsets={})) | {"offsets": offsets}, separators=(",", ":"))
+        return json.dumps(asdict(replace(self, offsets={})) | {"offsets": self.offsets}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> TaskOutcome:
@@ -396,11 +390,6 @@ class TaskOutcome:
             | {
                 "batch_start": _batch_start(fields["batch_start"]),
                 "written": written and _task_transaction(written),
-                "offsets": {
-                    TopicPartition(topic, partition): OffsetRange(*offsets)
-                    for topic, ranges in fields["offsets"].items()
-                    for partition, *offsets in ranges
-                },
             }
         )
 
@@ -415,6 +404,20 @@ def _batch_start(fields: Mapping[str, Any]) -> BatchStart:
 def _task_transaction(values: list[Any]) -> TaskTransaction:
     transaction, partition, rows = values
     return TaskTransaction(OpenTransaction(*transaction), partition, rows)
+
+
+def all_offsets(outcomes: Iterable[TaskOutcome]) -> dict[TopicPartition, tuple[int, int]]:
+    """Return the first offset of all tasks in each partition, and the offset after the last."""
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for outcome in outcomes:
+        for topic, ranges in outcome.offsets.items():
+            for partition, first, end in ranges:
+                known_first, known_end = found.get((topic, partition), (first, end))
+                found[topic, partition] = (
+                    first if first < known_first else known_first,
+                    end if end > known_end else known_end,
+                )
+    return {TopicPartition(*place): offsets for place, offsets in found.items()}
 
 
 def driver_id(prefix: str) -> str:

@@ -23,7 +23,6 @@ from spark_kafka_sink.admin.transaction_values import (
     TransactionDescription,
     TransactionState,
 )
-from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     AuthenticationError,
     IllegalStateError,
@@ -42,6 +41,7 @@ from spark_kafka_sink.sink.exactly_once.messages import (
     TaskOutcome,
     TaskTransaction,
     TransactionLostError,
+    all_offsets,
     check_agreement,
     check_same_batch,
     driver_id,
@@ -260,6 +260,7 @@ class ExactlyOnceDriver:
             raise self._cluster.lost_decisions()
         tasks = tuple(outcome.written for outcome in outcomes if outcome.written is not None)
         rows = sum(task.rows for task in tasks)
+        offsets = all_offsets(outcomes)
         decision = Decision(
             first.batch_id,
             first.query_id,
@@ -269,10 +270,10 @@ class ExactlyOnceDriver:
             tasks,
             fingerprint=sum(outcome.fingerprint for outcome in outcomes) % MODULUS,
             topic=self.topic,
-            ends=_ends(outcomes),
+            ends={place: end for place, (_, end) in offsets.items()},
         )
         driver = first.batch_start.driver
-        self._end_markers.refuse_older(outcomes)
+        self._end_markers.refuse_older(outcomes, {place: first for place, (first, _) in offsets.items()})
         if not tasks:
             if not first.batch_start.needs_trace(first.query_id):
                 return Committed(None, False, None)
@@ -524,15 +525,6 @@ class ExactlyOnceDriver:
             f" {unknown_advice(decision.query_id, self._finish)}",
             retriable=bool(decision.query_id),
         ) from ended.error
-
-
-def _ends(outcomes: Iterable[TaskOutcome]) -> dict[TopicPartition, int]:
-    """Return the offset after the last record of the batch in each partition."""
-    found: dict[TopicPartition, int] = {}
-    for outcome in outcomes:
-        for place, written in outcome.offsets.items():
-            found[place] = max(written.end, found.get(place, 0))
-    return found
 
 
 def goes_on(held: ProducerIdAndEpoch | None, driver: OpenTransaction) -> bool:

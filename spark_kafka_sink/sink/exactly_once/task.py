@@ -25,13 +25,7 @@ from spark_kafka_sink.record.fingerprint import MODULUS, fingerprint
 from spark_kafka_sink.sink.arrow_writer import write_all
 from spark_kafka_sink.sink.delivery import TaskDelivery, task_report
 from spark_kafka_sink.sink.exactly_once.cluster import Coordinators, coordinators_in_process, describe_in_process
-from spark_kafka_sink.sink.exactly_once.messages import (
-    BatchStart,
-    OffsetRange,
-    TaskOutcome,
-    TaskTransaction,
-    task_id,
-)
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, TaskTransaction, task_id
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import Producer, ProducerPool
 from spark_kafka_sink.sink.running_query import QUERY_ID, refuse_task_in_query
@@ -84,7 +78,7 @@ class ExactlyOnceTask:
         self._is_written_already = batch_start.is_written_already(identity.batch_id, identity.query_id)
         self._skipped = 0
         self._fingerprint = 0
-        self._offsets: Mapping[TopicPartition, OffsetRange] = {}
+        self._offsets: Mapping[str, Sequence[Sequence[int]]] = {}
         self._has_begun = False
         self._marked: TaskTransaction | None = None
         self._written: TaskTransaction | None = None
@@ -159,7 +153,7 @@ class ExactlyOnceTask:
                 f"The transaction of partition {self._identity.partition} was {self._marked.transaction}, and now"
                 f" {prepared}."
             )
-        self._offsets = _offset_ranges(delivered)
+        self._offsets = _offsets(delivered)
         self._written = self._marked
 
     def _free_name(self) -> tuple[str, Coordinators]:
@@ -196,16 +190,15 @@ class ExactlyOnceTask:
             )
 
 
-def _offset_ranges(delivered: Iterable[tuple[TopicPartition, Delivered]]) -> dict[TopicPartition, OffsetRange]:
-    """Return the range of each partition. A broker that had a batch already may not tell its offset: then the range is
-    open at its start, and a partition without any offset is left out.
+def _offsets(delivered: Iterable[tuple[TopicPartition, Delivered]]) -> dict[str, list[list[int]]]:
+    """Return `TaskOutcome.offsets`. A broker that had a batch already may not tell its offset: then the range begins at
+    0, and a partition without any offset is left out.
     """
-    found: dict[TopicPartition, OffsetRange] = {}
-    for place, each in delivered:
+    found: dict[str, list[list[int]]] = {}
+    for (topic, partition), each in delivered:
         if each.last_offset >= 0:
-            first = each.first_offset if not each.without_offset else 0
-            known = found.get(place, OffsetRange(first, 0))
-            found[place] = OffsetRange(min(known.first, first), max(known.end, each.last_offset + 1))
+            first = 0 if each.without_offset else each.first_offset
+            found.setdefault(topic, []).append([partition, first, each.last_offset + 1])
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from support.exactly_once_model.actors import PLACE, ModelDriverCluster, ModelPo
 from support.exactly_once_model.world import CONFIG, Input, World
 
 from spark_kafka_sink.admin.transaction_values import TransactionDescription
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.sink.exactly_once.end_markers import EndMarkers
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome, TaskTransaction, task_id
@@ -306,7 +307,7 @@ class BelievesCoordinators(World):
 
 
 class _NoMarkers(EndMarkers):
-    def refuse_older(self, outcomes: Sequence[TaskOutcome]) -> None:
+    def refuse_older(self, outcomes: Sequence[TaskOutcome], firsts: Mapping[TopicPartition, int]) -> None:
         pass
 
     def complete_decision(self, driver: OpenTransaction, offset: int) -> OpenTransaction:
@@ -326,5 +327,5 @@ class DecidesOverOlderRecords(World):
 
 
 class _OnlyAfterwards(EndMarkers):
-    def refuse_older(self, outcomes: Sequence[TaskOutcome]) -> None:
+    def refuse_older(self, outcomes: Sequence[TaskOutcome], firsts: Mapping[TopicPartition, int]) -> None:
         pass

@@ -25,7 +25,7 @@ from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
-from spark_kafka_sink.sink.exactly_once.messages import BatchStart, OffsetRange, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 
 
@@ -73,7 +73,7 @@ def ended_without_leader(
 def reported(bench: CoordinatorBench, batch_start: BatchStart) -> TaskOutcome:
     """The outcome of a task of one row, with the row's offset."""
     first = bench.cluster.log("t", 0).next_offset
-    return replace(task_outcome(bench, batch_start), offsets={PLACE: OffsetRange(first, first + 1)})
+    return replace(task_outcome(bench, batch_start), offsets={PLACE.topic: [[PLACE.partition, first, first + 1]]})
 
 
 def refuses(error: Any) -> faults.Hook:

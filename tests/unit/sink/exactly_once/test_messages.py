@@ -22,6 +22,7 @@ from spark_kafka_sink.sink.exactly_once.messages import (
     FirstUse,
     TaskOutcome,
     TaskTransaction,
+    all_offsets,
     first_use_key,
     prefix_of,
     remember_start,
@@ -55,6 +56,7 @@ decisions = st.builds(
     st.booleans(),
     fingerprint=st.integers(0, 2**64 - 1),
     topic=st.one_of(st.none(), st.text()),
+    ends=st.dictionaries(st.builds(TopicPartition, st.text(), longs), longs, max_size=3),
 )
 DRIVER = OpenTransaction("P/driver", 7, 3, 2)
 DECISION = Decision(4, "q", 1, 2, 9, (TaskTransaction(OpenTransaction("P/0", 8, 1, 2), 0, 9),))
@@ -87,7 +89,7 @@ def endless() -> bytes:
 def test_finished_decision_has_no_tasks() -> None:
     finished = DECISION.finished()
     assert finished.is_finished
-    assert finished.tasks == ()
+    assert (finished.tasks, finished.ends) == ((), {})
     assert (finished.batch_id, finished.query_id, finished.rows) == (4, "q", 9)
 
 
@@ -142,6 +144,8 @@ def test_decision_of_version_1_stays_in_version_1() -> None:
         {"transactions": [["P/0", 8, 1, 3, 0, 9]]}, {"transactions": [["P/0", 8, 1, True, 0, 9]]},
         {"transactions": [["P/0", 8, 1, 2, -1, 9]]}, {"transactions": [["P/0", 8, 1, 2, 0, "9"]]},
         {"transactions": [["P/0", 8, 1, 2, 0]]}, {"transactions": 7},
+        {"ends": []}, {"ends": {"t": 5}}, {"ends": {"t": [[0]]}}, {"ends": {"t": [[0, -1]]}},
+        {"ends": {"t": [["0", 1]]}},
     ],
     ids=str,
 )  # fmt: skip
@@ -184,13 +188,26 @@ def test_another_querys_prefix_is_refused(batch_id: int, query_id: str) -> None:
         batch_start(4).is_written_already(batch_id, query_id)
 
 
-@given(tasks, st.booleans(), st.text())
+@given(tasks, st.booleans(), st.text(), st.dictionaries(st.text(), st.lists(st.lists(longs, min_size=3, max_size=3))))
 def test_task_message_reaches_the_driver_by_both_interfaces(
-    written: TaskTransaction, has_rows: bool, text: str
+    written: TaskTransaction, has_rows: bool, text: str, offsets: dict[str, list[list[int]]]
 ) -> None:
-    outcome = TaskOutcome(batch_start(4, text), 5, text, written.partition, written.rows, written if has_rows else None)
+    made = written if has_rows else None
+    outcome = TaskOutcome(batch_start(4, text), 5, text, written.partition, written.rows, made, offsets=offsets)
     assert TaskOutcome.from_json(outcome.to_json()) == outcome
     assert pickle.loads(pickle.dumps(outcome)) == outcome
+
+
+def test_offsets_of_all_tasks() -> None:
+    empty = TaskOutcome(batch_start(4), 5, "q", 0, 0, None)
+    outcomes = [
+        replace(empty, offsets={"t": [[0, 7, 9], [1, 2, 3]]}),
+        replace(empty, offsets={"t": [[0, 3, 8], [2, 5, 6]], "dead": [[0, 1, 2]]}),
+        replace(empty, offsets={"t": [[0, 9, 20]]}),
+        empty,
+    ]
+    found = {("t", 0): (3, 20), ("t", 1): (2, 3), ("t", 2): (5, 6), ("dead", 0): (1, 2)}
+    assert all_offsets(outcomes) == found
 
 
 def test_marker_names_producer_epoch_and_rows() -> None:

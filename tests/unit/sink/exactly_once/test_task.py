@@ -16,6 +16,7 @@ from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, KafkaError, ProducerFencedError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.producer.transactions import PreparedTransaction
 from spark_kafka_sink.protocol.metadata import TRANSACTION
 from spark_kafka_sink.record.columns import RecordColumns
@@ -350,3 +351,16 @@ def test_transaction_that_is_not_prepared_has_no_outcome() -> None:
 def test_outside_a_task_there_is_no_task_context() -> None:
     with pytest.raises(IllegalStateError, match="only in a Spark task"):
         streaming_task()
+
+
+def test_task_reports_the_offsets_of_its_rows() -> None:
+    """Where a broker does not tell an offset, the rows may begin earlier, and nothing is said of their end."""
+    bench = Bench()
+    bench.delivery.send("t", RecordColumns(pa.array(["a"])))
+    counts = bench.delivery.counts
+    counts.delivered.clear()
+    for run in [("t", 0, 7, 2), ("t", 0, 12, 1), ("t", 1, 5, 1), ("t", 1, -1, 4), ("u", 3, -1, 1)]:
+        counts(RunMetadata(*run, -1, 0), None)
+    bench.transaction.add_marker(bench.made[0], 9)
+    bench.transaction.prepare(bench.made[0], counts.delivered.items())
+    assert bench.transaction.outcome.offsets == {"t": [[0, 7, 13], [1, 0, 6]]}
