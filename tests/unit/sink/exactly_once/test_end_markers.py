@@ -52,7 +52,8 @@ def ended_without_leader(
     bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, *, stays_away: bool = False
 ) -> list[str]:
     """Let the topic have no leader while the task's transactions are committed for the first time. Return the ids."""
-    real, done = KafkaDriverCluster.end, []
+    real = KafkaDriverCluster.end
+    done: list[str] = []
 
     def end(self: KafkaDriverCluster, transactions: Any, *, committed: bool) -> Any:
         names = [each.transactional_id for each in transactions if not each.transactional_id.endswith("/driver")]
