@@ -66,8 +66,8 @@ def test_stop_during_a_batch_leaves_nothing_open(
 ) -> None:
     """Bug: all readers of the topic waited until the open transactions of the stopped tasks timed out.
 
-    Spark interrupts the thread of a query that is stopped. In some of a hundred stops this hits the call that aborts,
-    and then only the next start aborts.
+    In 2 or 3 of a hundred stops Spark's call of `abort` does not reach the sink, and then only the next start aborts.
+    Spark interrupts the thread of a query that is stopped, which is the likely cause.
     """
     register_format(spark)
     left = []
