@@ -87,7 +87,7 @@ def exit_code_of(command: Callable[[], int]) -> str | int | None:
 
 
 def _has_lost_reader() -> bool:
-    if sys.stdout is None or not hasattr(select, "poll"):  # Windows has no poll
+    if sys.stdout is None or not hasattr(select, "poll"):  # there is no select.poll on Windows
         return True
     poller = select.poll()
     poller.register(sys.stdout, 0)

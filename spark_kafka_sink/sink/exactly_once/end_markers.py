@@ -221,7 +221,7 @@ class EndMarkers:
 
     def complete_last_decision(self, name: str, transaction_version: int) -> bool:
         """Write the end marker of the last decision of the driver `name` if it is missing. Called before the driver's
-        next InitProducerId, after which nobody knows how the decision ended.
+        next InitProducerId: after it the coordinator does not know any more how the decision ended.
 
         Return whether the driver's transaction is open, so that InitProducerId aborts it.
         """

@@ -78,8 +78,8 @@ class Decision:
     rows, and none once `is_finished`. `time_ms` is the driver's time of day. `is_accepted`: an operator closed the
     batch, even if rows of it are not in Kafka. `fingerprint` is that of all rows (record/fingerprint.py), None in a
     record of version 1; `topic` is the sink's option `topic`, None if the rows name their topics or the version is 1.
-    `ends` is the offset after the batch's last record in each partition, as far as brokers told it; empty once
-    `is_finished`, and in decisions of releases before it.
+    `ends` has, for each partition, the offset after the batch's last record. It has no partition where a broker did not
+    return offsets. It is empty once `is_finished`, and in decisions that an earlier release wrote.
     """
 
     batch_id: int
@@ -374,8 +374,9 @@ class TaskOutcome:
     fingerprint: int = 0
     """That of the task's rows, also if they were not written."""
     offsets: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
-    """By topic: partition, first offset and the offset after the last, of its records, as far as brokers told them. As
-    JSON has it, because 200 tasks may write 200 partitions each.
+    """By topic, a list for each partition of the task's records: the partition, the first offset, and the offset after
+    the last one. Partitions where a broker did not return offsets are left out. These are lists, which JSON can hold,
+    because 200 tasks may write 200 partitions each.
     """
 
     def to_json(self) -> str:

@@ -283,7 +283,7 @@ class ExactlyOnceDriver:
         (decided,) = self._cluster.end([driver], committed=True)
         driver = self._next_driver(driver, decided, decision)
         decided_ms = self._wall_ms()
-        with self._errors_say_decided(decision):
+        with _errors_say_unknown(decision, self._finish):
             driver = self._end_markers.complete_decision(driver, offset)
         self.finish(driver, decision)
         # A driver that is fenced by now must not end transactions of its successor's tasks. The note proves that there
@@ -525,6 +525,19 @@ class ExactlyOnceDriver:
             f" {unknown_advice(decision.query_id, self._finish)}",
             retriable=bool(decision.query_id),
         ) from ended.error
+
+
+@contextmanager
+def _errors_say_unknown(decision: Decision, finish: str) -> Iterator[None]:
+    """An error in here leaves a decision without its end marker, which the next transaction of the driver may abort."""
+    try:
+        yield
+    except KafkaError as error:
+        raise error.reworded(
+            f"Whether batch {decision.batch_id} is decided is not known: {error}"
+            f" {unknown_advice(decision.query_id, finish)}",
+            retriable=bool(decision.query_id),
+        ) from error
 
 
 def goes_on(held: ProducerIdAndEpoch | None, driver: OpenTransaction) -> bool:

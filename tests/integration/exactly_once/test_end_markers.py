@@ -91,7 +91,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, is_meant: Callable[[str], bool], aro
 
 
 def test_committed_rows_can_be_read(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: nobody could read the rows, nor any after them, and the sink said that the batch was committed."""
+    """Bug: readers could not read the rows, nor any after them, and the sink said that the batch was committed."""
     query = stage.query
     ending(
         monkeypatch,

@@ -297,19 +297,12 @@ class WaitsForTimeouts(World):
 # ---- end markers: what a coordinator says is taken for what is in the partitions -------------------------------------
 
 
-class BelievesCoordinators(World):
-    """The driver does not look for end markers that were left out."""
-
-    class driver_class(ExactlyOnceDriver):  # noqa: N801 - World's name for it
-        def __init__(self, *given: Any, **named: Any) -> None:
-            super().__init__(*given, **named)
-            self._end_markers = _NoMarkers(self.prefix, self._cluster)
-
-
-class _NoMarkers(EndMarkers):
+class _OnlyAfterwards(EndMarkers):
     def refuse_older(self, outcomes: Sequence[TaskOutcome], firsts: Mapping[TopicPartition, int]) -> None:
         pass
 
+
+class _NoMarkers(_OnlyAfterwards):
     def complete_decision(self, driver: OpenTransaction, offset: int) -> OpenTransaction:
         return driver
 
@@ -317,15 +310,25 @@ class _NoMarkers(EndMarkers):
         pass
 
 
+class DecidesOverOlder(ExactlyOnceDriver):
+    markers_class: type[EndMarkers] = _OnlyAfterwards
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._end_markers = self.markers_class(self.prefix, self._cluster)
+
+
+class LooksForNoMarkers(DecidesOverOlder):
+    markers_class = _NoMarkers
+
+
+class BelievesCoordinators(World):
+    """The driver does not look for end markers that were left out."""
+
+    driver_class = LooksForNoMarkers
+
+
 class DecidesOverOlderRecords(World):
     """The driver does not look for records that an abort has left open."""
 
-    class driver_class(ExactlyOnceDriver):  # noqa: N801 - World's name for it
-        def __init__(self, *given: Any, **named: Any) -> None:
-            super().__init__(*given, **named)
-            self._end_markers = _OnlyAfterwards(self.prefix, self._cluster)
-
-
-class _OnlyAfterwards(EndMarkers):
-    def refuse_older(self, outcomes: Sequence[TaskOutcome], firsts: Mapping[TopicPartition, int]) -> None:
-        pass
+    driver_class = DecidesOverOlder

@@ -25,6 +25,7 @@ from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
+from spark_kafka_sink.sink.exactly_once.end_markers import EndMarkers
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 
@@ -307,3 +308,21 @@ def test_fenced_driver_writes_no_marker(bench: CoordinatorBench) -> None:
     old = OpenTransaction.of("P/driver", batch_start.driver.producer, bench.raw.version)
     assert markers.complete_decision(old, -1) == old
     assert bench.state("P/driver") == "Empty"
+
+
+@pytest.mark.parametrize("query_id", ["q", ""], ids=["stream", "write"])
+def test_decision_whose_marker_cannot_be_written_may_be_aborted(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, query_id: str
+) -> None:
+    """The error must not say that the batch is decided: no task is committed yet."""
+
+    def fail(*_: object) -> None:
+        raise KafkaTimeoutError("The marker is missing.")
+
+    driver = driver_of(bench, "P")
+    outcome = replace(reported(bench, driver.begin()), query_id=query_id)
+    monkeypatch.setattr(EndMarkers, "complete_decision", fail)
+    with pytest.raises(KafkaTimeoutError, match="Whether batch 4 is decided is not known: The marker") as error:
+        driver.commit([outcome])
+    assert error.value.retriable is bool(query_id)
+    assert bench.state("P/0") == "Ongoing"
