@@ -162,7 +162,8 @@ class ExactlyOnceDriver:
 
         `held`: this driver's producer id and epoch from the batch before. With it, a driver that has taken over since
         then is not fenced, and this call raises ProducerFencedError. `known`: this driver's last decision, which need
-        not be read then. Raises TransactionLostError; IllegalStateError if the decision topic has lost the records of
+        not be read then. What is left open is not looked for then: `commit` has done it, and the next one does it
+        again. Raises TransactionLostError; IllegalStateError if the decision topic has lost the records of
         the prefix or does not keep records; and KafkaError if a request fails.
         """
         version = self._cluster.transaction_version()
@@ -191,7 +192,7 @@ class ExactlyOnceDriver:
             with self._errors_say_committed(last):
                 driver = self._note_finished(driver, last, 0)
             held, last = driver.producer, last.finished()
-        left = self._others_open(driver, ())
+        left = self._others_open(driver, ()) if last is None or last is not known else ()
         if left and self._is_current(driver):
             self._abort_all(left)
         self._cluster.check_presence()
@@ -285,11 +286,10 @@ class ExactlyOnceDriver:
         decided_ms = self._wall_ms()
         with _errors_say_unknown(decision, self._finish):
             driver = self._end_markers.complete_decision(driver, offset)
-        self.finish(driver, decision)
+        left = self.finish(driver, decision)
         # A driver that is fenced by now must not end transactions of its successor's tasks. The note proves that there
         # is no successor yet; transactions listed before it are aborted by their exact epochs.
         with self._errors_say_committed(decision):
-            left = self._others_open(driver, ())
             driver = self._note_finished(driver, decision, 0 if driver.transaction_version >= 2 else 1)
         self._abort_all(left)
         return Committed(decision.finished(), False, driver, decided_ms)
@@ -327,9 +327,10 @@ class ExactlyOnceDriver:
         # Else they are committed, and the transaction ended above was the note's: version 1 has one epoch for both.
         return all(each.status is not EndTxnStatus.INVALID_TXN_STATE for each in aborted)
 
-    def finish(self, driver: OpenTransaction, decision: Decision) -> None:
-        """Commit every transaction of a decision, and wait until readers can read its rows. Raises TransactionLostError
-        if one is gone, and ProducerFencedError if another driver has taken over, which finds that out.
+    def finish(self, driver: OpenTransaction, decision: Decision) -> list[OpenTransaction]:
+        """Commit every transaction of a decision, and wait until readers can read its rows. Return the other open
+        transactions of the prefix. Raises TransactionLostError if one of the decision is gone, and ProducerFencedError
+        if another driver has taken over, which finds that out.
         """
         with self._errors_say_decided(decision):
             outcomes = self._cluster.end(decision.transactions, committed=True)
@@ -341,7 +342,9 @@ class ExactlyOnceDriver:
                 tasks = [task for task in decision.tasks if task.transaction.transactional_id in unknown]
                 self._abort_late_attempts(driver, tasks)
                 self._check_markers(driver, decision, tasks)
+            left = self._others_open(driver, ())  # meanwhile the brokers write the end markers
             self._end_markers.complete(decision, driver.transaction_version)
+            return left
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 

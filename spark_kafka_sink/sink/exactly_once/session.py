@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.common.clock import SystemClock
-from spark_kafka_sink.common.errors import AuthenticationError, ConfigError, IllegalStateError, KafkaError
+from spark_kafka_sink.common.errors import (
+    AuthenticationError,
+    ConfigError,
+    IllegalStateError,
+    KafkaError,
+    ProducerFencedError,
+)
 from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 from spark_kafka_sink.sink.batch_run import BATCH_ID
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
@@ -107,9 +113,7 @@ class DriverSession:
             try:
                 if held is None and batch is not None:
                     self._driver.check_owner(batch.batch_id, batch.query_id)
-                batch_start = self._driver.begin(held, known)
-                if not goes_on(held, batch_start.driver):
-                    known = None  # `begin` has read the last decision, which may be of another driver
+                batch_start, known = self._begin(batch, held, known)
                 self._check_name(config, batch_start, batch)
                 batch_id = batch.batch_id if batch is not None else batch_start.next_batch_id
                 outcomes = run_tasks(batch_start, batch_id) or _no_task(batch_start, batch, batch_id)
@@ -134,6 +138,23 @@ class DriverSession:
             if committed.was_skipped:
                 log.info("Batch %d of %s was committed before: skipped", batch_id, self._prefix)
             return committed
+
+    def _begin(
+        self, batch: StreamBatch | None, held: ProducerIdAndEpoch | None, known: Decision | None
+    ) -> tuple[BatchStart, Decision | None]:
+        """Return the begin of the batch, and the last decision if it is this driver's own.
+
+        Another driver may have written under the prefix between two batch writes. It is no rival, and may have left a
+        decision.
+        """
+        try:
+            batch_start = self._driver.begin(held, known)
+        except ProducerFencedError:
+            if held is None or batch is not None:
+                raise
+            return self._driver.begin(), None
+        # else `begin` has read the last decision, which may be of another driver
+        return batch_start, known if goes_on(held, batch_start.driver) else None
 
     def close(self) -> None:
         client, self._client = self._client, None
@@ -195,8 +216,9 @@ class DriverSession:
                 " one a transactional.id.prefix of its own. Leave the first one as it is: under a new prefix it would"
                 " write this batch again. A retry in your own code must leave out a write_batch that has returned."
             )
-        if batch is None or self._last is None or batch.run_id != self._last.run_id:
-            self._held = None  # a writer between two writes, or two runs, is no rival; it may have left a decision
+        is_next = batch is None if self._last is None else batch is not None and batch.run_id == self._last.run_id
+        if not is_next:
+            self._held = None  # a driver between two runs is no rival; it may have left a decision
         self._last, self._last_sink, self._is_last_written = batch, sink, False
 
     def _connect(self, config: SinkConfig) -> None:

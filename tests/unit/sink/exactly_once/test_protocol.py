@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from support.coordinator_bench import PLACE, CoordinatorBench
 from support.driver_steps import CONFIG, driver_of, refused_to_task_0, task_outcome
 from support.scripted_broker import faults
 
+from spark_kafka_sink.admin.transaction_values import EndTxnOutcome
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     BrokerError,
@@ -365,13 +367,15 @@ def test_late_attempt_is_aborted_after_commit(version: int, monkeypatch: pytest.
     bench = CoordinatorBench(version=version)
     driver = driver_of(bench, "P")
     reported = task_outcome(bench, driver.begin())
-    finish_all = ExactlyOnceDriver.finish
+    end_all = KafkaDriverCluster.end
 
-    def finish(*arguments: Any) -> None:
-        finish_all(*arguments)
-        bench.raw.write(bench.raw.begin("P/0"), TopicPartition("t", 0), "late")
+    def end(self: KafkaDriverCluster, ended: Sequence[OpenTransaction], *, committed: bool) -> list[EndTxnOutcome]:
+        outcomes = end_all(self, ended, committed=committed)
+        if committed and ended[0].transactional_id == "P/0":
+            bench.raw.write(bench.raw.begin("P/0"), TopicPartition("t", 0), "late")
+        return outcomes
 
-    monkeypatch.setattr(ExactlyOnceDriver, "finish", finish)
+    monkeypatch.setattr(KafkaDriverCluster, "end", end)
     assert driver.commit([reported]).decision is not None
     assert bench.state("P/0") == "CompleteAbort"
 
@@ -433,8 +437,7 @@ def test_last_decision_is_read_again_after_a_new_epoch(bench: CoordinatorBench, 
 
 
 @pytest.mark.parametrize("version", [2, 1])
-@pytest.mark.parametrize("what", ["write_decision", "list_ids"])
-def test_failed_note_says_that_batch_is_committed(version: int, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_note_says_that_batch_is_committed(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = CoordinatorBench(version=version)
     one = ExactlyOnceDriver("P", KafkaDriverCluster(bench.coordinator, CONFIG, "P"), lambda: 0)
     batch_start = one.begin()
@@ -448,10 +451,7 @@ def test_failed_note_says_that_batch_is_committed(version: int, what: str, monke
             bench.rig.clock.advance(90_000)  # longer than the driver's own transaction may take
         return offset
 
-    def in_vain(*_: object) -> list[str]:
-        raise KafkaTimeoutError("P/driver is not listed.")
-
-    monkeypatch.setattr(KafkaDriverCluster, what, slowly if what == "write_decision" else in_vain)
+    monkeypatch.setattr(KafkaDriverCluster, "write_decision", slowly)
     with pytest.raises(KafkaError, match=r"Batch 4 of P is committed.*not be written again.*P/driver") as refusal:
         one.commit([TaskOutcome(batch_start, 4, "q", 0, 1, TaskTransaction(open_, 0, 1))])
     assert "not decided" not in str(refusal.value)
@@ -460,6 +460,18 @@ def test_failed_note_says_that_batch_is_committed(version: int, what: str, monke
     assert refusal.value.__cause__ is not None
     monkeypatch.undo()
     assert one.begin().last_batch_id == 4
+
+
+def test_batch_whose_listing_fails_is_finished_by_the_next_start(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported = task_outcome(bench, driver.begin())
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "list_ids", Mock(side_effect=KafkaTimeoutError("node 0 has not answered.")))
+        with pytest.raises(KafkaTimeoutError, match="Batch 4 of P is decided, and its commit did not end: node 0"):
+            driver.commit([reported])
+    assert bench.state("P/0") == "CompleteCommit"
+    assert driver.begin().last_batch_id == 4
 
 
 def decided(bench: CoordinatorBench, topic: str | None, fingerprint: int | None) -> BatchStart:

@@ -584,16 +584,30 @@ def test_a_batch_write_comes_after_one_of_another_process(bench: SessionBench) -
     assert bench.values() == ["row 0", "row 1", "row 2"]
 
 
+def test_batch_writes_of_one_process_begin_with_one_request(bench: SessionBench) -> None:
+    def begun(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
+        requests.append([int(request.api_key) for request in bench.cluster.requests[before:]])
+        return bench.tasks(batch_start, batch_id, "")
+
+    requests: list[list[int]] = []
+    for _ in range(2):
+        before = len(bench.cluster.requests)
+        session(PREFIX).run(CONFIG, None, begun)
+    assert bench.values() == ["row 0", "row 1"]
+    assert requests[1] == [ApiKey.INIT_PRODUCER_ID]
+
+
 def test_write_after_an_empty_one_follows_the_last_decision(bench: SessionBench) -> None:
     def write(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
         batch_ids.append(batch_id)
         return bench.tasks(batch_start, batch_id, "")
 
     batch_ids: list[int] = []
+    session(PREFIX).run(CONFIG, None, write)
     DriverSession(PREFIX).run(CONFIG, None, write)
     session(PREFIX).run(CONFIG, None, lambda *_: [])
     session(PREFIX).run(CONFIG, None, write)
-    assert batch_ids == [0, 1]
+    assert batch_ids == [0, 1, 2]
 
 
 def test_write_without_rows_restores_no_forgotten_decision(bench: SessionBench) -> None:
