@@ -346,7 +346,9 @@ class KafkaSink:
         source, began_ms = source_of(df, topic), clock.now_ms()
         are_fewer = _small_tasks.has(source)
         with batch_limits(df, _last_writes.of(topic), self._formatted) as given:
-            chosen = with_fewer_tasks(given, df, source) if are_fewer else given
+            chosen = given
+            if are_fewer:
+                chosen = with_fewer_tasks(given, df, source, _small_tasks.tasks_of_a_slot(source))
             try:
                 rows = _by_name(map_in_arrow(chosen, write_task, report_ddl).collect())
             except Exception:

@@ -5,10 +5,11 @@ task that runs Python takes 10 to 20 ms of a slot even if it sends nothing, and 
 own transaction. So if the tasks of the last write were that small, each task of the next one takes the rows of several
 partitions, by `DataFrame.coalesce`, which moves no row: 200 tasks of 50 rows take a seventh of the time.
 
-Each slot still gets tasks. A write of a streaming query is expected to be like its last one. For another write, Spark
-estimates the bytes, and no task gets more than a task that reads files. A guess may be wrong: if there are more rows
-than expected, or if the write fails, the next one has all its tasks again. If a write took longer with fewer tasks,
-such as one with all its rows in neighbouring partitions, then the next hundred keep their tasks.
+Each slot still gets tasks: two, and one if those are small as well. A write of a streaming query is expected to be like
+its last one. For another write, Spark estimates the bytes, and no task gets more than a task that reads files. A guess
+may be wrong: if there are more rows than expected, or if the write fails, the next one has all its tasks again. If a
+write took longer with fewer tasks, such as one with all its rows in neighbouring partitions, then the next hundred keep
+their tasks.
 
 With spark.dynamicAllocation.enabled=true, Spark asks for executors by the tasks that wait, so all tasks stay. They stay
 on Spark Connect too, which does not tell how many tasks run at once, with RocksDB as state store, and with a user's
@@ -35,7 +36,9 @@ log = logging.getLogger(__name__)
 SMALL_MS: Final = 50
 """Tasks that take less on average are small: exactly once they take 10 ms for a row."""
 TASKS_OF_A_SLOT: Final = 2
-"""So many that slots which are done early get another one, and few enough to cost little."""
+"""So many that slots which are done early get another one, and few enough to cost little. If these are small as well,
+there is little to share, and each slot gets one: exactly once, each task has its own transaction.
+"""
 MOST_BYTES: Final = 128 << 20
 """Of a task: Spark's default for a task that reads files (spark.sql.files.maxPartitionBytes)."""
 _MOST_TASKS: Final = (1 << 31) - 1
@@ -97,6 +100,12 @@ class SmallTasks:
         self._small: dict[Source, RanTasks] = {}
         self._kept: dict[Source, int] = {}
         """Sources whose writes took longer with fewer tasks, and how many more writes keep theirs."""
+        self._smallest: dict[Source, None] = {}
+        """Sources whose tasks were small with TASKS_OF_A_SLOT as well."""
+
+    def tasks_of_a_slot(self, source: Source) -> int:
+        """Return how many tasks each slot gets if the next write has fewer."""
+        return 1 if source in self._smallest else TASKS_OF_A_SLOT
 
     def has(self, source: Source) -> bool:
         """Return whether the next write shall have fewer tasks."""
@@ -118,6 +127,7 @@ class SmallTasks:
         self._small.pop(source, None)
 
     def _learn_all(self, source: Source, ran: RanTasks, most: int) -> None:
+        self._smallest.pop(source, None)
         was_small = self._small.pop(source, None) is not None
         kept = self._kept.pop(source, 0) - 1
         if kept > 0:
@@ -145,6 +155,9 @@ class SmallTasks:
         elif ran.duration_ms > with_all.duration_ms:
             self._kept[source] = _KEPT
             _forget_oldest(self._kept)
+        elif ran.busy_ms < SMALL_MS * ran.tasks:
+            self._smallest[source] = None
+            _forget_oldest(self._smallest)
 
 
 def _forget_oldest(known: dict[Source, Any]) -> None:
@@ -165,13 +178,13 @@ def source_of(df: DataFrame, topic: str | None) -> Source:
     return Source(topic, query_id, None if keeps_tasks else context.defaultParallelism)
 
 
-def with_fewer_tasks(df: DataFrame, like: DataFrame, source: Source) -> DataFrame:
+def with_fewer_tasks(df: DataFrame, like: DataFrame, source: Source, tasks_of_a_slot: int) -> DataFrame:
     """Return `df` with fewer partitions, if it has more than the slots need.
 
     Spark estimates the bytes of `like`, a DataFrame of the same rows.
     """
     assert source.slots is not None
-    most = TASKS_OF_A_SLOT * source.slots
+    most = tasks_of_a_slot * source.slots
     if source.query_id is None:
         most = max(most, math.ceil(_estimated_bytes(like) / MOST_BYTES))
     most = min(most, _MOST_TASKS)

@@ -22,8 +22,8 @@ from spark_kafka_sink.sink.kafka_sink import KafkaSink
 from spark_kafka_sink.sink.small_tasks import MOST_BYTES, SmallTasks, Source, source_of, with_fewer_tasks
 
 PARTITIONS = 60
-FEWER = 4
-"""Two for each slot of local[2]."""
+FEWER, FEWEST = 4, 2
+"""Two for each slot of local[2], and one after a write with two."""
 
 ONCE = {"delivery.guarantee": "exactly-once", "transactional.id.prefix": "small-tasks"}
 
@@ -69,7 +69,7 @@ def test_second_write_of_small_tasks_has_fewer_and_the_same_rows(spark: SparkSes
     kafka_sink_of_topic, reports, values = sink
     for turn in range(3):
         kafka_sink_of_topic.write(rows_of(spark, turn * 300, 300))
-    assert [report.tasks for report in reports] == [PARTITIONS, FEWER, FEWER]
+    assert [report.tasks for report in reports] == [PARTITIONS, FEWER, FEWEST]
     assert values() == sorted(b"%d" % number for number in range(900))
 
 
@@ -116,7 +116,7 @@ def test_partitions_that_the_user_made_fewer_stay(
     the rows was lost.
     """
     rows = change(rows_of(spark, 0, 100))
-    assert with_fewer_tasks(rows, rows, Source("orders", "q1", slots=2)).rdd.getNumPartitions() == tasks
+    assert with_fewer_tasks(rows, rows, Source("orders", "q1", slots=2), 2).rdd.getNumPartitions() == tasks
 
 
 def _users_functions() -> tuple[
@@ -200,9 +200,7 @@ def test_stream_with_state_has_fewer_tasks_and_the_same_sums(spark: SparkSession
             run_query(counts, kafka_sink_of_topic.write_batch, tmp_path)
     finally:
         spark.conf.unset("spark.sql.shuffle.partitions")
-    tasks = [report.tasks for report in reports]
-    assert tasks[0] == 20
-    assert set(tasks[1:]) == {FEWER}
+    assert [report.tasks for report in reports] == [20, FEWER, FEWEST, FEWEST]
     assert [report.batch_id for report in reports] == [0, 1, 2, 3]
     # batch n has the customers 0 to n, each for the (n - customer + 1)th time
     assert values() == sorted(b"%d:%d" % (each, batch - each + 1) for batch in range(4) for each in range(batch + 1))

@@ -245,7 +245,7 @@ def test_write_after_one_that_failed_has_all_its_tasks(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(kafka_sink_module, "_small_tasks", known)
     monkeypatch.setattr(kafka_sink_module, "source_of", lambda df, topic: source)
-    monkeypatch.setattr(kafka_sink_module, "with_fewer_tasks", lambda df, like, source: df)
+    monkeypatch.setattr(kafka_sink_module, "with_fewer_tasks", lambda df, *_: df)
     monkeypatch.setattr(kafka_sink_module, "batch_limits", lambda df, *given: nullcontext(df))
     monkeypatch.setattr(kafka_sink_module, "map_in_arrow", fail)
     rows: Any = None

@@ -31,6 +31,25 @@ def test_write_after_one_with_small_tasks_has_fewer(small_tasks: SmallTasks) -> 
         small_tasks.learn(SOURCE, FEWER)
 
 
+def test_slot_gets_one_task_after_two_were_small(small_tasks: SmallTasks) -> None:
+    small_tasks.learn(SOURCE, SMALL)
+    assert small_tasks.tasks_of_a_slot(SOURCE) == 2
+    small_tasks.learn(SOURCE, FEWER._replace(busy_ms=SMALL_MS * 4))
+    assert small_tasks.tasks_of_a_slot(SOURCE) == 2
+    small_tasks.learn(SOURCE, FEWER)
+    assert small_tasks.tasks_of_a_slot(SOURCE) == 1
+    small_tasks.learn(SOURCE, FEWER._replace(tasks=2, busy_ms=SMALL_MS * 4))
+    assert small_tasks.tasks_of_a_slot(SOURCE) == 1, "two tasks of them would be small"
+    small_tasks.learn(SOURCE, SMALL)
+    assert small_tasks.tasks_of_a_slot(SOURCE) == 2, "the write had all its tasks, so it was not like the one before"
+
+
+def test_slot_gets_no_single_task_after_a_longer_write(small_tasks: SmallTasks) -> None:
+    small_tasks.learn(SOURCE, SMALL)
+    small_tasks.learn(SOURCE, FEWER._replace(duration_ms=1_101))
+    assert small_tasks.tasks_of_a_slot(SOURCE) == 2
+
+
 def test_each_topic_and_query_counts_for_itself(small_tasks: SmallTasks) -> None:
     small_tasks.learn(SOURCE, SMALL)
     for other in (replace(SOURCE, topic=None), replace(SOURCE, query_id="q1")):
