@@ -65,13 +65,13 @@ class KilledDriver(ExactlyOnceDriver):
         self._place = "commit"
         return super().commit(outcomes)
 
-    def finish(self, driver: OpenTransaction, decision: Decision) -> None:
+    def finish(self, driver: OpenTransaction, decision: Decision) -> list[OpenTransaction]:
         place, number = os.environ.get(DIES_AT, "nowhere 0").split()
         if self._place == place and len(decision.tasks) > int(number):
             for transaction in decision.transactions[: int(number)]:
                 self._cluster.end([transaction], committed=True)
             kill_session(0)
-        super().finish(driver, decision)
+        return super().finish(driver, decision)
 
 
 # ---- tasks ---------------------------------------------------------------------------------------------------------
