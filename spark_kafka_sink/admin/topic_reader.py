@@ -471,8 +471,7 @@ class TopicTail:
             stable = self._stable_end(topic_partition, timer)
         else:
             stable = self.list_offsets(requested, LATEST_TIMESTAMP, timer)[topic_partition]
-        first = self.list_offsets(requested, EARLIEST_TIMESTAMP, timer)[topic_partition]
-        window = _FIRST_TAIL
+        first, window = 0, _FIRST_TAIL  # a partition that begins later refuses what is before its begin
         while True:
             start = max(first, stable - window)
             try:
@@ -512,11 +511,12 @@ class TopicTail:
             self._client, self._metadata, self._clock, self._retry_backoff_ms, timer.remaining_ms, limits=_TAIL_LIMITS
         )
 
-    def _find(self, topic_partitions: Iterable[TopicPartition], timer: Timer) -> None:
+    def _find(self, topic_partitions: Sequence[TopicPartition], timer: Timer) -> None:
         """Add the topics to metadata. Raises UnknownTopicOrPartitionError if a partition does not exist."""
         for topic in sorted({each.topic for each in topic_partitions}):
-            there = self._reader(timer, topic).partitions(topic)
-            for missing in {each for each in topic_partitions if each.topic == topic}.difference(there):
+            requested = {each for each in topic_partitions if each.topic == topic}
+            there = self._reader(timer, ", ".join(sorted(map(str, requested)))).partitions(topic)
+            for missing in requested.difference(there):
                 absent = UnknownTopicOrPartitionError(f"The topic has {len(there)} partitions.")
                 raise absent.at(topic_partition=missing)
 
