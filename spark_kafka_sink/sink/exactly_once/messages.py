@@ -300,6 +300,15 @@ class BatchStart:
     last_is_accepted: bool = False
     is_adopted: bool = False
 
+    @classmethod
+    def after(
+        cls, last: Decision | None, prefix: str, driver: OpenTransaction, place: TopicPartition, *, is_adopted: bool
+    ) -> BatchStart:
+        if last is None:
+            return cls(prefix, driver, place, is_adopted=is_adopted)
+        last_batch = (last.batch_id, last.query_id, last.rows, last.fingerprint, last.topic, last.is_accepted)
+        return cls(prefix, driver, place, *last_batch, is_adopted)
+
     def needs_trace(self, query_id: str) -> bool:
         """Return whether a batch without rows must be decided too. The first batch of a query must be: without a
         decision, its later batches would look like those of a query that has lost its decisions.

@@ -161,10 +161,10 @@ class ExactlyOnceDriver:
         """Fence every other driver of the prefix, finish the batch decided last, abort undecided transactions.
 
         `held`: this driver's producer id and epoch from the batch before. With it, a driver that has taken over since
-        then is not fenced, and this call raises ProducerFencedError. `known`: this driver's last decision, which need
-        not be read then. What is left open is not looked for then: `commit` has done it, and the next one does it
-        again. Raises TransactionLostError; IllegalStateError if the decision topic has lost the records of
-        the prefix or does not keep records; and KafkaError if a request fails.
+        then is not fenced, and this call raises ProducerFencedError. `known`: this driver's last decision. It is not
+        read then, and open transactions are left to the next `commit`. Raises TransactionLostError; IllegalStateError
+        if the decision topic has lost the records of the prefix or does not keep records; and KafkaError if a request
+        fails.
         """
         version = self._cluster.transaction_version()
         name = driver_id(self.prefix)
@@ -197,20 +197,7 @@ class ExactlyOnceDriver:
             self._abort_all(left)
         self._cluster.check_presence()
         is_adopted = first_use is not None and first_use.is_adopted
-        if last is None:
-            return BatchStart(self.prefix, driver, self._cluster.place, is_adopted=is_adopted)
-        return BatchStart(
-            self.prefix,
-            driver,
-            self._cluster.place,
-            last.batch_id,
-            last.query_id,
-            last.rows,
-            last.fingerprint,
-            last.topic,
-            last.is_accepted,
-            is_adopted,
-        )
+        return BatchStart.after(last, self.prefix, driver, self._cluster.place, is_adopted=is_adopted)
 
     def ensure_first_use(self) -> None:
         """Write the first-use record of a prefix, if it has no record and its coordinator does not know its driver.
@@ -234,7 +221,7 @@ class ExactlyOnceDriver:
         last = self._cluster.last_records().decision
         if last is not None:
             driver = OpenTransaction.of(name, found.producer, 2)
-            seen = BatchStart(self.prefix, driver, self._cluster.place, last.batch_id, last.query_id, last.rows)
+            seen = BatchStart.after(last, self.prefix, driver, self._cluster.place, is_adopted=False)
             seen.is_written_already(batch_id, query_id)
 
     # ---- after the tasks -------------------------------------------------------------------------------------------
@@ -328,9 +315,9 @@ class ExactlyOnceDriver:
         return all(each.status is not EndTxnStatus.INVALID_TXN_STATE for each in aborted)
 
     def finish(self, driver: OpenTransaction, decision: Decision) -> list[OpenTransaction]:
-        """Commit every transaction of a decision, and wait until readers can read its rows. Return the other open
-        transactions of the prefix. Raises TransactionLostError if one of the decision is gone, and ProducerFencedError
-        if another driver has taken over, which finds that out.
+        """Commit a decision's transactions, and wait until readers can read the rows. Return the prefix's other open
+        ones. Raises TransactionLostError if one is gone, and ProducerFencedError if another driver has taken over,
+        which finds that out.
         """
         with self._errors_say_decided(decision):
             outcomes = self._cluster.end(decision.transactions, committed=True)
