@@ -85,8 +85,8 @@ class DriverCluster(MarkersCluster, Protocol):
         """Raise IllegalStateError if the decision topic does not keep the last record of each key."""
         ...
 
-    def check_presence(self) -> None:
-        """Raise IllegalStateError if the metadata of the last listing has no decision topic."""
+    def check_presence(self, *, has_listed: bool) -> None:
+        """Raise IllegalStateError if there is no decision topic. `has_listed`: as of the metadata of a listing."""
         ...
 
     def last_records(self) -> PrefixRecords:
@@ -192,10 +192,11 @@ class ExactlyOnceDriver:
             with self._errors_say_committed(last):
                 driver = self._note_finished(driver, last, 0)
             held, last = driver.producer, last.finished()
-        left = self._others_open(driver, ()) if last is None or last is not known else ()
+        goes_on_from_own = last is not None and last is known
+        left = () if goes_on_from_own else self._others_open(driver, ())
         if left and self._is_current(driver):
             self._abort_all(left)
-        self._cluster.check_presence()
+        self._cluster.check_presence(has_listed=not goes_on_from_own)
         is_adopted = first_use is not None and first_use.is_adopted
         return BatchStart.after(last, self.prefix, driver, self._cluster.place, is_adopted=is_adopted)
 

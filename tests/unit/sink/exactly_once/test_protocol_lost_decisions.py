@@ -18,7 +18,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, first_use_key
-from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver, PrefixRecords
+from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver, PrefixRecords
 
 TOPIC = CONFIG.decision_topic
 COMPACTED = {"cleanup.policy": "compact"}
@@ -95,25 +95,23 @@ def test_missing_topic_is_not_created_for_used_prefix(bench: CoordinatorBench) -
     assert another.place.topic == TOPIC
 
 
-def test_topic_deleted_between_runs_is_an_error(bench: CoordinatorBench) -> None:
+@pytest.mark.parametrize("is_held", [True, False])
+def test_topic_deleted_between_batches_is_an_error(bench: CoordinatorBench, is_held: bool) -> None:
     """Bug: the driver was silent for two minutes, and its error did not mention the deletion."""
     driver = driver_of(bench, "P")
-    driver.commit([task_outcome(bench, driver.begin())])
+    committed = driver.commit([task_outcome(bench, driver.begin())])
+    assert committed.driver is not None
     bench.cluster.delete_topic(TOPIC)
     started_ms = bench.rig.now_ms
+    held = committed.driver.producer if is_held else None
     with pytest.raises(IllegalStateError, match="is not in the cluster"):
-        driver.begin()
+        driver.begin(held, committed.decision if is_held else None)
     assert bench.rig.now_ms - started_ms < 15_000
 
 
-@pytest.mark.parametrize("is_next", [False, True], ids=["first batch", "next batch of a run"])
-def test_topic_deleted_during_a_batch_is_an_error(bench: CoordinatorBench, is_next: bool) -> None:
-    """A driver that goes on does not look for the topic before its tasks."""
-    driver, committed = driver_of(bench, "P"), Committed(None, False, None)
-    if is_next:
-        committed = driver.commit([task_outcome(bench, driver.begin())])
-    batch_start = driver.begin(committed.driver and committed.driver.producer, committed.decision)
-    outcome = task_outcome(bench, batch_start, timeout_ms=900_000)
+def test_topic_deleted_during_a_batch_is_an_error(bench: CoordinatorBench) -> None:
+    driver = driver_of(bench, "P")
+    outcome = task_outcome(bench, driver.begin(), timeout_ms=900_000)
     bench.cluster.delete_topic(TOPIC)
     started_ms = bench.rig.now_ms
     with pytest.raises(IllegalStateError, match="is not in the cluster"):

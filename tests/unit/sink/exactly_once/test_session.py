@@ -584,7 +584,7 @@ def test_a_batch_write_comes_after_one_of_another_process(bench: SessionBench) -
     assert bench.values() == ["row 0", "row 1", "row 2"]
 
 
-def test_batch_writes_of_one_process_begin_with_one_request(bench: SessionBench) -> None:
+def test_batch_writes_of_one_process_begin_with_two_requests(bench: SessionBench) -> None:
     def begun(batch_start: BatchStart, batch_id: int) -> list[TaskOutcome]:
         requests.append([int(request.api_key) for request in bench.cluster.requests[before:]])
         return bench.tasks(batch_start, batch_id, "")
@@ -594,7 +594,7 @@ def test_batch_writes_of_one_process_begin_with_one_request(bench: SessionBench)
         before = len(bench.cluster.requests)
         session(PREFIX).run(CONFIG, None, begun)
     assert bench.values() == ["row 0", "row 1"]
-    assert requests[1] == [ApiKey.INIT_PRODUCER_ID]
+    assert requests[1] == [ApiKey.INIT_PRODUCER_ID, ApiKey.LIST_OFFSETS]
 
 
 def test_write_after_an_empty_one_follows_the_last_decision(bench: SessionBench) -> None:
