@@ -64,8 +64,9 @@ def requests(batches: list[dict[str, Any]]) -> list[float]:
     """The requests of begin, the tasks, and commit, without further looks for end markers."""
 
     def count(name: str, phase: dict[str, Any]) -> int:
-        further = phase["ListOffsets"]["requests"] - LOOKS if name == "commit" else 0
-        return sum(api["requests"] for api in phase.values()) - 2 * further
+        further: int = phase["ListOffsets"]["requests"] - LOOKS if name == "commit" else 0
+        total: int = sum(api["requests"] for api in phase.values())
+        return total - 2 * further
 
     return [median(count(name, batch["phases"][name]) for batch in batches) for name in PHASES]
 
