@@ -216,8 +216,7 @@ class DriverSession:
                 " one a transactional.id.prefix of its own. Leave the first one as it is: under a new prefix it would"
                 " write this batch again. A retry in your own code must leave out a write_batch that has returned."
             )
-        is_next = batch is None if self._last is None else batch is not None and batch.run_id == self._last.run_id
-        if not is_next:
+        if not _are_of_one_run(self._last, batch):
             self._held = None  # a driver between two runs is no rival; it may have left a decision
         self._last, self._last_sink, self._is_last_written = batch, sink, False
 
@@ -271,6 +270,13 @@ class DriverSession:
         else:  # writing it again would not end them
             command = operator_command("finish", self._prefix, config.decision_topic)
             log.warning("Open transactions of the write end by timeout, or earlier by %s: %s", command, why)
+
+
+def _are_of_one_run(last: StreamBatch | None, batch: StreamBatch | None) -> bool:
+    """Return whether two batches are of one run of a query. Batch writes (None) count as one run."""
+    if last is None or batch is None:
+        return last is batch
+    return batch.run_id == last.run_id
 
 
 def _no_task(batch_start: BatchStart, batch: StreamBatch | None, batch_id: int) -> Sequence[TaskOutcome]:
