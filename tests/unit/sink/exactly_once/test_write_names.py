@@ -124,7 +124,7 @@ WRITES = pytest.mark.parametrize("write", [by_sink, by_format])
 @WRITES
 def test_many_applications_share_the_transactional_ids_of_one(bench: WriteBench, write: Any) -> None:
     """Bug: each application made its own names, so that a job that starts each minute left 2 million ids a week."""
-    count = 200 if bench.coordinator.transaction_version(bench.timer()) == 2 else 40
+    count = 40
     for _ in range(count):
         bench.start_driver()
         write(bench)
