@@ -202,7 +202,9 @@ spark.stop()
 """
 
 
-@pytest.mark.parametrize("is_down", [True, False], ids=["down", "silent"])
+@pytest.mark.parametrize(
+    "is_down", [pytest.param(True, marks=pytest.mark.slow, id="down"), pytest.param(False, id="silent")]
+)
 def test_receiver_that_does_not_answer_costs_one_second_and_no_row(
     kafka_broker: Admin, new_topic: Callable[..., str], tmp_path: Path, is_down: bool
 ) -> None:
@@ -210,8 +212,8 @@ def test_receiver_that_does_not_answer_costs_one_second_and_no_row(
     with receiving_otlp() as receiver, socket.socket() as unused:
         receiver.may_answer.clear()
         unused.bind(("127.0.0.1", 0))  # and does not listen
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}?token={CANARY}" if is_down else receiver.url
-        variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_TIMEOUT": "3"}
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}" if is_down else receiver.url
+        variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"{url}?token={CANARY}", "OTEL_EXPORTER_OTLP_TIMEOUT": "3"}
         done = run_script(SLOW_JOB, tmp_path, kafka_broker.bootstrap_servers, topic, **variables)
     seconds = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("seconds")]
     assert seconds[1] < 10, seconds  # ten tasks that each wait a second would take longer
