@@ -144,6 +144,7 @@ class TokenCache:
             raise SaslAuthenticationError(
                 "The token provider must return a pair: a token (str) and its end (int, ms since the epoch)."
             )
+        _check_token(token)  # here, because a file that is being written may be empty: then the old token is used
         if end_ms <= now_ms:
             raise RetriableError(f"The token provider returned a token that ended {now_ms - end_ms} ms ago.")
         refresh_at_ms = self._rule.refresh_at_ms(now_ms, end_ms, self._rng)
@@ -207,13 +208,19 @@ class OAuthBearerMechanism:
         if challenge:
             raise SaslAuthenticationError("SASL OAUTHBEARER: the server sent the first message, but the client must.")
         token = self._token()
-        if not _TOKEN.fullmatch(token.reveal()):
-            raise SaslAuthenticationError(
-                "SASL OAUTHBEARER: the token provider must return a valid bearer token (RFC 6750)."
-            )
+        _check_token(token.reveal())
         self._sent = (token,)
         extensions = "".join(f"{name}={value}\x01" for name, value in self._extensions.items())
         return f"n,,\x01auth=Bearer {token.reveal()}\x01{extensions}\x01".encode()
+
+
+def _check_token(token: str) -> None:
+    """Raise SaslAuthenticationError for a token that would break the message. The text does not show it."""
+    if not _TOKEN.fullmatch(token):
+        found = "the token is empty" if not token else "a character is not allowed, such as a space or a line break"
+        raise SaslAuthenticationError(
+            f"SASL OAUTHBEARER: the token provider must return a valid bearer token (RFC 6750), and {found}."
+        )
 
 
 def _reasons(challenge: bytes, token: Secret) -> str:

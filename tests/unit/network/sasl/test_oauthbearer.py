@@ -326,6 +326,27 @@ def test_malformed_result_of_a_provider_is_refused(clock: FakeClock, given_back:
             cache.get()
 
 
+@pytest.mark.parametrize("token", ["", "token-2\n"])
+def test_malformed_new_token_leaves_the_old_one_in_use(clock: FakeClock, token: str) -> None:
+    """Bug: a token file was empty for a moment, while another program wrote it. The empty token replaced the old one,
+    which was valid, and the login failed for good.
+    """
+    given_back = ["token-1", token, "token-3"]
+    cache = TokenCache(lambda: (given_back.pop(0), clock.wall_ms() + HOUR_MS), RefreshRule(), clock, random.Random(1))
+    cache.get()
+    clock.advance(HOUR_MS * 9 // 10)
+    assert cache.get().reveal() == "token-1"
+    clock.advance(1_000)
+    assert cache.get().reveal() == "token-3"
+
+
+@pytest.mark.parametrize("token", ["", "a b"])
+def test_malformed_first_token_is_refused(clock: FakeClock, token: str) -> None:
+    cache = TokenCache(lambda: (token, clock.wall_ms() + HOUR_MS), RefreshRule(), clock, random.Random(1))
+    with pytest.raises(SaslAuthenticationError, match="valid bearer token"):
+        cache.get()
+
+
 @pytest.mark.parametrize("ago_ms", [0, 1])
 def test_expired_token_is_refused(clock: FakeClock, provider: Provider, cache: TokenCache, ago_ms: int) -> None:
     provider.life_ms = -ago_ms
