@@ -17,14 +17,18 @@ import functools
 import importlib.util
 import logging
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from spark_kafka_sink.common.config import LIBRDKAFKA, ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError, InvalidTopicError
 from spark_kafka_sink.common.options import LONG_MAX, RefusalError, between, boolean, nearest, table_of
 from spark_kafka_sink.common.texts import shown
+from spark_kafka_sink.common.version import VERSION
 from spark_kafka_sink.record.sifting import is_topic_name
 from spark_kafka_sink.serialization import format_options
 from spark_kafka_sink.serialization.format_options import Formats, formats_of
@@ -150,6 +154,13 @@ PASSED_OVER: Final[Mapping[str, str]] = {
 """Lower-case name → the name as Spark and Kafka spell it."""
 
 
+class _SameRelease:
+    """Is first in the pickle of a config. To unpickle it is to check the release, before anything else is read."""
+
+    def __reduce__(self) -> tuple[Callable[[str, int], None], tuple[str, int]]:
+        return _check_release, (VERSION, _fields_checksum())
+
+
 @dataclass(frozen=True, slots=True)
 class SinkConfig:
     """Every option, typed and checked. Make one with `from_options`."""
@@ -198,6 +209,9 @@ class SinkConfig:
     """The types of columns with a format that hold a user-defined type. Only for tasks that get rows."""
     given: tuple[str, ...] = field(default=(), compare=False)
     """Producer settings that the caller named, for `describe`."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickled, (_SameRelease(), *(getattr(self, each.name) for each in fields(self)))
 
     @property
     def trusted_topic(self) -> str | None:
@@ -285,6 +299,31 @@ class SinkConfig:
                 value = ",".join(f"{host}:{port}" for host, port in value)
             shown.append(f"{KAFKA_PREFIX}{key}={value!r}")
         return ", ".join(shown)
+
+
+def _unpickled(_: None, *values: object) -> SinkConfig:
+    return SinkConfig(*values)  # type: ignore[arg-type] # those of the fields, in their order
+
+
+@functools.cache
+def _fields_checksum() -> int:
+    """Differs between two commits with the same version, if a pickle of one cannot be read by the other."""
+    return zlib.crc32(" ".join(each.name for kind in (SinkConfig, ProducerConfig) for each in fields(kind)).encode())
+
+
+def _check_release(version: str, checksum: int) -> None:
+    """Raise ConfigError unless a config was pickled by this release: the fields of its parts are read by position, and
+    another release would take the value of one setting for that of another.
+    """
+    if (version, checksum) == (VERSION, _fields_checksum()):
+        return
+    other = f"version {version}" if version != VERSION else "another commit with the same version number"
+    raise ConfigError(
+        "The driver and this Python worker have different releases of spark-kafka-sink. This worker has version"
+        f" {VERSION} in {Path(__file__).parents[2]} ({sys.executable}), and the driver has {other}. The worker has"
+        " written nothing, because it could misread the driver's options. Install the same release for both"
+        " (docs/deploying.md)."
+    )
 
 
 def _lower_case(options: Mapping[str, object]) -> dict[str, object]:

@@ -9,6 +9,8 @@ import pytest
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.common.version import VERSION
+from spark_kafka_sink.sink import options as sink_options
 from spark_kafka_sink.sink.options import SinkConfig
 
 SERVERS = {"kafka.bootstrap.servers": "h1:9092,h2:9093"}
@@ -279,6 +281,22 @@ def test_a_config_is_a_plain_value() -> None:
     config = parse(topic="orders", **{"kafka.acks": "all"})
     assert pickle.loads(pickle.dumps(config)) == config
     assert hash(config) == hash(pickle.loads(pickle.dumps(config)))
+
+
+def test_config_of_another_version_is_refused_in_a_task() -> None:
+    """Bug: a task with another version took the value of one setting for that of another, by their positions."""
+    pickled = pickle.dumps(parse(topic="orders"))
+    assert pickled.count(VERSION.encode()) == 1
+    with pytest.raises(ConfigError, match=f"This worker has version {VERSION} in .*, and the driver has version 9.9.9"):
+        pickle.loads(pickled.replace(VERSION.encode(), b"9.9.9"))
+
+
+def test_config_of_another_commit_is_refused_in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the same, from a checkout: its version number is the same before and after a new setting."""
+    pickled = pickle.dumps(parse(topic="orders"))
+    monkeypatch.setattr(sink_options, "_fields_checksum", lambda: 1)
+    with pytest.raises(ConfigError, match="the driver has another commit with the same version number"):
+        pickle.loads(pickled)
 
 
 def test_description_shows_the_given_options() -> None:
