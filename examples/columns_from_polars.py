@@ -1,12 +1,14 @@
 """Write a Polars DataFrame to Kafka, without Spark.
 
-pip install spark-kafka-sink polars
-python examples/columns_from_polars.py 127.0.0.1:9092 readings
+    pip install spark-kafka-sink polars
+    python examples/columns_from_polars.py --bootstrap-servers 127.0.0.1:9092 --topic readings
+
+The program prints what it wrote, and the last offset in each partition.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from datetime import datetime
 
 import polars as pl
@@ -41,4 +43,8 @@ def main(servers: str, topic: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bootstrap-servers", required=True, help="host:port of the brokers, comma-separated")
+    parser.add_argument("--topic", default="readings", help="the topic to write to [readings]")
+    arguments = parser.parse_args()
+    main(arguments.bootstrap_servers, arguments.topic)

@@ -16,10 +16,11 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "columns_from_polar
 
 
 def test_example_writes_a_polars_dataframe(kafka_broker: Admin) -> None:
+    """Bug: the program took two words without names, where all other examples take --bootstrap-servers and --topic."""
     topic = f"readings-{uuid.uuid4().hex[:8]}"
     kafka_broker.create_topic(topic)
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE), kafka_broker.bootstrap_servers, topic],
+        [sys.executable, str(EXAMPLE), "--bootstrap-servers", kafka_broker.bootstrap_servers, "--topic", topic],
         capture_output=True,
         text=True,
         timeout=120,
