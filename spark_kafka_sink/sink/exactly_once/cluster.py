@@ -272,7 +272,7 @@ class KafkaDriverCluster:
             _warn(
                 f"The driver cannot read {', '.join(hidden)}, so that it cannot see whose transactions are open there."
                 " If a broker leaves out the end marker of an aborted transaction (KAFKA-20734), its rows are committed"
-                " together with a later batch. Grant READ on topics that other transactional producers write, too."
+                " together with a later batch. Grant READ on topics that other producers write, too."
             )
         return found or {}
 

@@ -93,17 +93,44 @@ class EndMarkers:
     # ---- before a batch is decided ---------------------------------------------------------------------------------
 
     def refuse_older(self, outcomes: Sequence[TaskOutcome], firsts: Mapping[TopicPartition, int]) -> None:
-        """Raise IllegalStateError if the end of a task's transaction would end records of an earlier one, too. The
-        abort of the batch then ends both. `firsts`: the first offset of the batch in each partition.
+        """Raise IllegalStateError if the end of a task's transaction would end records of an earlier one, too: the
+        abort of the batch then ends both. Also if a partition has lost rows of the batch: the next run writes them.
+        `firsts`: the first offset of the batch in each partition.
+
+        The partitions are asked only if readers cannot read up to the batch, or if its offsets have a gap: other
+        producers write there too, or the topic was created again.
         """
         stable = self._cluster.stable_ends(list(firsts)) if firsts else {}
-        behind = [place for place, first in firsts.items() if stable.get(place, first) < first]
-        open_ = self._cluster.open_transactions(behind) if behind else {}
+        apart = _with_gaps(outcomes)
+        unclear = [place for place, end in stable.items() if end < firsts[place] or place in apart]
+        open_ = self._cluster.open_transactions(unclear) if unclear else {}
+        lost: dict[str, tuple[TaskOutcome, TopicPartition]] = {}
         for outcome in outcomes if open_ else ():
             for topic, ranges in outcome.offsets.items():
                 for partition, first, _ in ranges:
                     place = TopicPartition(topic, partition)
                     self._refuse_open_before(outcome, place, first, open_.get(place, {}))
+                    assert outcome.written is not None
+                    own = outcome.written.transaction
+                    if place in open_ and own.producer_id not in open_[place]:
+                        lost.setdefault(own.transactional_id, (outcome, place))
+        self._refuse_lost(lost)
+
+    def _refuse_lost(self, lost: Mapping[str, tuple[TaskOutcome, TopicPartition]]) -> None:
+        """Refuse rows that are open for their coordinator and not in their partition. Others were ended, by a timeout
+        or by another party, which is the caller's to find.
+        """
+        for name, found in self._cluster.describe(lost).items() if lost else ():
+            outcome, place = lost[name]
+            assert outcome.written is not None
+            own = outcome.written.transaction
+            if found is not None and found.state is TransactionState.ONGOING and found.producer == own.producer:
+                raise IllegalStateError(
+                    f"Batch {outcome.batch_id} is not decided: {place} has lost the rows of {name} that it had"
+                    " acknowledged. The topic was deleted and created again during the batch, or a replica that was not"
+                    " in sync became the leader (unclean.leader.election.enable). The batch must run again: that writes"
+                    " all its rows."
+                )
 
     def _refuse_open_before(
         self, outcome: TaskOutcome, place: TopicPartition, first: int, open_: Mapping[int, int]
@@ -245,6 +272,24 @@ class EndMarkers:
             return None
         ended = self._end({driver: [place]}, committed=False)
         return driver.with_producer(ended[driver.transactional_id])
+
+
+def _with_gaps(outcomes: Sequence[TaskOutcome]) -> set[TopicPartition]:
+    """Return the partitions with an offset between two tasks' rows that belongs to neither."""
+    ranges: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for outcome in outcomes:
+        for topic, given in outcome.offsets.items():
+            for partition, first, end in given:
+                ranges.setdefault((topic, partition), []).append((first, end))
+    found = set()
+    for place, of_tasks in ranges.items():
+        covered = min(of_tasks)[0]
+        for first, end in sorted(of_tasks):
+            if first > covered:
+                found.add(TopicPartition(*place))
+                break
+            covered = max(covered, end)
+    return found
 
 
 def _named(places: Iterable[TopicPartition]) -> str:

@@ -126,3 +126,17 @@ def test_decision_without_its_marker_counts(stage: Stage, monkeypatch: pytest.Mo
         stage.run(["a"], ["b"])
     assert stage.run(["a"], ["b"]).was_skipped
     assert query.visible() == ["a", "b"]
+
+
+def test_batch_whose_topic_was_created_again_is_refused_and_written_again(stage: Stage) -> None:
+    """Bug: such a batch was committed without its rows, and without an error."""
+    query = stage.query
+    stage.run([str(number) for number in range(10)])
+    begun = query.begun(1, ["a"], ["b"])
+    stage.kafka.delete_topic(query.topic)
+    stage.kafka.create_topic(query.topic, 1, 1)
+    with pytest.raises(IllegalStateError, match=f"{query.topic}-0 has lost the rows of {query.prefix}/0"):
+        begun.commit()
+    begun.abort()
+    query.run(1, ["a"], ["b"], transaction_version=stage.version)
+    assert query.visible() == ["a", "b"]

@@ -26,7 +26,7 @@ from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once.end_markers import EndMarkers
-from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, TaskTransaction
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 
 
@@ -160,6 +160,75 @@ def test_aborted_rows_are_not_committed_with_the_next_batch(bench: CoordinatorBe
     driver.abort(outcome.batch_start, [outcome])
     driver.commit([reported(bench, driver.begin())])
     assert bench.values() == ["row"]
+
+
+def created_again(bench: CoordinatorBench) -> None:
+    bench.cluster.delete_topic(PLACE.topic)
+    bench.cluster.create_topic(PLACE.topic)
+
+
+def wrote_before(bench: CoordinatorBench) -> None:
+    """Let the partition have rows of an earlier batch."""
+    earlier = bench.raw.begin("earlier")
+    bench.raw.write(earlier, PLACE, "1", "2", "3")
+    bench.commit(earlier)
+
+
+def of_second_task(bench: CoordinatorBench, batch_start: BatchStart) -> TaskOutcome:
+    open_ = bench.raw.begin("P/1")
+    first = bench.cluster.log("t", 0).next_offset
+    bench.raw.write(open_, PLACE, "second")
+    written = TaskTransaction(open_, 1, 1)
+    offsets = {PLACE.topic: [[PLACE.partition, first, first + 1]]}
+    return TaskOutcome(batch_start, 4, "q", 1, 1, written, offsets=offsets)
+
+
+@pytest.mark.parametrize("is_last", [True, False], ids=["after the tasks", "between the tasks"])
+def test_batch_whose_rows_went_with_their_topic_is_not_decided(bench: CoordinatorBench, is_last: bool) -> None:
+    """Bug: the topic was deleted and created again during a batch. The batch was committed without the rows that were
+    written before, and without an error.
+    """
+    wrote_before(bench)
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    outcomes = [reported(bench, batch_start)]
+    created_again(bench)
+    if not is_last:
+        outcomes.append(of_second_task(bench, batch_start))
+    with pytest.raises(IllegalStateError, match="not decided: t-0 has lost the rows of P/0 that it had acknowledged"):
+        driver.commit(outcomes)
+    driver.abort(batch_start, outcomes)
+    again = driver_of(bench, "P")
+    batch_start = again.begin()
+    again.commit([reported(bench, batch_start)])
+    assert bench.values() == ["row"]
+
+
+@pytest.mark.parametrize("is_apart", [True, False], ids=["rows of others between", "no gap"])
+def test_partitions_are_asked_for_rows_only_if_there_is_a_gap(bench: CoordinatorBench, is_apart: bool) -> None:
+    wrote_before(bench)
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    outcomes = [reported(bench, batch_start)]
+    if is_apart:
+        wrote_before(bench)
+    outcomes.append(of_second_task(bench, batch_start))
+    asked = len(bench.asked(ApiKey.DESCRIBE_PRODUCERS))
+    driver.commit(outcomes)
+    assert len(bench.asked(ApiKey.DESCRIBE_PRODUCERS)) - asked == is_apart
+    assert sorted(bench.values())[-2:] == ["row", "second"]
+
+
+def test_rows_that_timed_out_are_not_called_lost(bench: CoordinatorBench) -> None:
+    """The batch is refused with the timeout as the reason. Another producer's open rows are before them."""
+    wrote_before(bench)
+    bench.raw.write(bench.raw.begin("other"), PLACE, "other")
+    driver = driver_of(bench, "P")
+    outcome = reported(bench, driver.begin())
+    assert outcome.written is not None
+    bench.end([outcome.written.transaction], committed=False)
+    with pytest.raises(IllegalStateError, match="It timed out, or a late attempt"):
+        driver.commit([outcome])
 
 
 def test_aborted_rows_of_another_attempt_do_not_stop_readers(
