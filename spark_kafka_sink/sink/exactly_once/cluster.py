@@ -241,8 +241,14 @@ class KafkaDriverCluster:
         return {group: commits[self.place] for group, commits in found.items()}
 
     def stable_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return self._ends(places, READ_COMMITTED)
+
+    def log_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return self._ends(places, READ_UNCOMMITTED)
+
+    def _ends(self, places: Sequence[TopicPartition], isolation_level: int) -> Mapping[TopicPartition, int]:
         def ask(seen: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-            return self._client.topics.list_offsets(seen, LATEST_TIMESTAMP, self._timer(), READ_COMMITTED)
+            return self._client.topics.list_offsets(seen, LATEST_TIMESTAMP, self._timer(), isolation_level)
 
         return self._of_seen(places, ask) or {}
 

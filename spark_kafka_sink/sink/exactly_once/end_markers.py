@@ -47,6 +47,10 @@ class MarkersCluster(Protocol):
         """
         ...
 
+    def log_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Return the offset after the last record of each partition. Some are left out as by `stable_ends`."""
+        ...
+
     def unreadable(
         self, ends: Mapping[TopicPartition, int], transactional_ids: Iterable[str]
     ) -> Sequence[TopicPartition]:
@@ -97,22 +101,24 @@ class EndMarkers:
         abort of the batch then ends both. Also if a partition has lost rows of the batch: the next run writes them.
         `firsts`: the first offset of the batch in each partition.
 
-        The partitions are asked only if readers cannot read up to the batch, or if its offsets have a gap: other
-        producers write there too, or the topic was created again.
+        The partitions are asked only if readers cannot read up to the batch, or if the batch has fewer records than
+        offsets: other producers write there too, or the topic was created again.
         """
         stable = self._cluster.stable_ends(list(firsts)) if firsts else {}
-        apart = _with_gaps(outcomes)
-        unclear = [place for place, end in stable.items() if end < firsts[place] or place in apart]
-        open_ = self._cluster.open_transactions(unclear) if unclear else {}
+        shared = _shared(outcomes)
+        unclear = [place for place, end in stable.items() if end < firsts[place] or place in shared]
+        if not unclear:
+            return
+        open_, ends = self._cluster.open_transactions(unclear), self._cluster.log_ends(unclear)
         lost: dict[str, tuple[TaskOutcome, TopicPartition]] = {}
-        for outcome in outcomes if open_ else ():
+        for outcome in outcomes:
             for topic, ranges in outcome.offsets.items():
-                for partition, first, _ in ranges:
+                for partition, first, end, _ in ranges:
                     place = TopicPartition(topic, partition)
                     self._refuse_open_before(outcome, place, first, open_.get(place, {}))
                     assert outcome.written is not None
                     own = outcome.written.transaction
-                    if place in open_ and own.producer_id not in open_[place]:
+                    if own.producer_id not in open_.get(place, (own.producer_id,)) or end > ends.get(place, end):
                         lost.setdefault(own.transactional_id, (outcome, place))
         self._refuse_lost(lost)
 
@@ -125,12 +131,7 @@ class EndMarkers:
             assert outcome.written is not None
             own = outcome.written.transaction
             if found is not None and found.state is TransactionState.ONGOING and found.producer == own.producer:
-                raise IllegalStateError(
-                    f"Batch {outcome.batch_id} is not decided: {place} has lost the rows of {name} that it had"
-                    " acknowledged. The topic was deleted and created again during the batch, or a replica that was not"
-                    " in sync became the leader (unclean.leader.election.enable). The batch must run again: that writes"
-                    " all its rows."
-                )
+                raise _lost_rows(outcome, place, name)
 
     def _refuse_open_before(
         self, outcome: TaskOutcome, place: TopicPartition, first: int, open_: Mapping[int, int]
@@ -274,22 +275,28 @@ class EndMarkers:
         return driver.with_producer(ended[driver.transactional_id])
 
 
-def _with_gaps(outcomes: Sequence[TaskOutcome]) -> set[TopicPartition]:
-    """Return the partitions with an offset between two tasks' rows that belongs to neither."""
-    ranges: dict[tuple[str, int], list[tuple[int, int]]] = {}
+def _shared(outcomes: Sequence[TaskOutcome]) -> set[TopicPartition]:
+    """Return the partitions where some offsets between the batch's first and last one are not those of its records.
+    Raise IllegalStateError for one with more records than offsets.
+    """
+    ranges: dict[tuple[str, int], tuple[int, int, int]] = {}
     for outcome in outcomes:
         for topic, given in outcome.offsets.items():
-            for partition, first, end in given:
-                ranges.setdefault((topic, partition), []).append((first, end))
-    found = set()
-    for place, of_tasks in ranges.items():
-        covered = min(of_tasks)[0]
-        for first, end in sorted(of_tasks):
-            if first > covered:
-                found.add(TopicPartition(*place))
-                break
-            covered = max(covered, end)
-    return found
+            for partition, first, end, records in given:
+                known_first, known_end, known = ranges.get((topic, partition), (first, end, 0))
+                ranges[topic, partition] = min(first, known_first), max(end, known_end), records + known
+    for place, (first, end, records) in ranges.items():
+        if records > end - first:
+            raise _lost_rows(outcomes[0], TopicPartition(*place), "the batch")
+    return {TopicPartition(*place) for place, (first, end, records) in ranges.items() if records < end - first}
+
+
+def _lost_rows(outcome: TaskOutcome, place: TopicPartition, whose: str) -> IllegalStateError:
+    return IllegalStateError(
+        f"Batch {outcome.batch_id} is not decided: {place} has lost rows of {whose} that it had acknowledged. The topic"
+        " was deleted and created again during the batch, or a replica that was not in sync became the leader"
+        " (unclean.leader.election.enable). The batch must run again: that writes all its rows."
+    )
 
 
 def _named(places: Iterable[TopicPartition]) -> str:

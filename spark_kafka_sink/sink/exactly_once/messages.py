@@ -383,9 +383,9 @@ class TaskOutcome:
     fingerprint: int = 0
     """That of the task's rows, also if they were not written."""
     offsets: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
-    """By topic, a list for each partition of the task's records: the partition, the first offset, and the offset after
-    the last one. Partitions where a broker did not return offsets are left out. These are lists, which JSON can hold,
-    because 200 tasks may write 200 partitions each.
+    """By topic, a list for each partition of the task's records: the partition, the first offset, the offset after the
+    last one, and the number of records with an offset. Partitions where a broker did not return offsets are left out.
+    These are lists, which JSON can hold, because 200 tasks may write 200 partitions each.
     """
 
     def to_json(self) -> str:
@@ -421,7 +421,7 @@ def all_offsets(outcomes: Iterable[TaskOutcome]) -> dict[TopicPartition, tuple[i
     found: dict[tuple[str, int], tuple[int, int]] = {}
     for outcome in outcomes:
         for topic, ranges in outcome.offsets.items():
-            for partition, first, end in ranges:
+            for partition, first, end, _ in ranges:
                 known_first, known_end = found.get((topic, partition), (first, end))
                 found[topic, partition] = (
                     first if first < known_first else known_first,

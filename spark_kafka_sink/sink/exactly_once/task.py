@@ -198,7 +198,8 @@ def _offsets(delivered: Iterable[tuple[TopicPartition, Delivered]]) -> dict[str,
     for (topic, partition), each in delivered:
         if each.last_offset >= 0:
             first = 0 if each.without_offset else each.first_offset
-            found.setdefault(topic, []).append([partition, first, each.last_offset + 1])
+            known = each.records - each.without_offset
+            found.setdefault(topic, []).append([partition, first, each.last_offset + 1, known])
     return found
 
 

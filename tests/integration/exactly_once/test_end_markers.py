@@ -135,7 +135,7 @@ def test_batch_whose_topic_was_created_again_is_refused_and_written_again(stage:
     begun = query.begun(1, ["a"], ["b"])
     stage.kafka.delete_topic(query.topic)
     stage.kafka.create_topic(query.topic, 1, 1)
-    with pytest.raises(IllegalStateError, match=f"{query.topic}-0 has lost the rows of {query.prefix}/0"):
+    with pytest.raises(IllegalStateError, match=f"{query.topic}-0 has lost rows of {query.prefix}/0"):
         begun.commit()
     begun.abort()
     query.run(1, ["a"], ["b"], transaction_version=stage.version)

@@ -211,6 +211,10 @@ class ModelDriverCluster:
         logs = self.world.cluster.log
         return self.world.request("stable ends", lambda: {place: logs(*place).stable_end for place in places})
 
+    def log_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        logs = self.world.cluster.log
+        return self.world.request("log ends", lambda: {place: len(logs(*place).entries) for place in places})
+
     def unreadable(
         self, ends: Mapping[TopicPartition, int], transactional_ids: Iterable[str]
     ) -> Sequence[TopicPartition]:

@@ -75,7 +75,7 @@ def ended_without_leader(
 def reported(bench: CoordinatorBench, batch_start: BatchStart) -> TaskOutcome:
     """The outcome of a task of one row, with the row's offset."""
     first = bench.cluster.log("t", 0).next_offset
-    return replace(task_outcome(bench, batch_start), offsets={PLACE.topic: [[PLACE.partition, first, first + 1]]})
+    return replace(task_outcome(bench, batch_start), offsets={PLACE.topic: [[PLACE.partition, first, first + 1, 1]]})
 
 
 def refuses(error: Any) -> faults.Hook:
@@ -179,12 +179,44 @@ def of_second_task(bench: CoordinatorBench, batch_start: BatchStart) -> TaskOutc
     first = bench.cluster.log("t", 0).next_offset
     bench.raw.write(open_, PLACE, "second")
     written = TaskTransaction(open_, 1, 1)
-    offsets = {PLACE.topic: [[PLACE.partition, first, first + 1]]}
+    offsets = {PLACE.topic: [[PLACE.partition, first, first + 1, 1]]}
     return TaskOutcome(batch_start, 4, "q", 1, 1, written, offsets=offsets)
 
 
-@pytest.mark.parametrize("is_last", [True, False], ids=["after the tasks", "between the tasks"])
-def test_batch_whose_rows_went_with_their_topic_is_not_decided(bench: CoordinatorBench, is_last: bool) -> None:
+def test_tasks_cannot_have_the_same_offset(bench: CoordinatorBench) -> None:
+    """Bug: an empty topic was deleted and created again between two tasks. Their rows had the same offset, and the
+    batch was committed with those of the second.
+    """
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    outcomes = [reported(bench, batch_start)]
+    created_again(bench)
+    outcomes.append(of_second_task(bench, batch_start))
+    with pytest.raises(IllegalStateError, match="not decided: t-0 has lost rows of the batch"):
+        driver.commit(outcomes)
+    driver.abort(batch_start, outcomes)
+    assert bench.values() == []
+
+
+def test_rows_that_went_in_the_middle_of_a_task_are_lost(bench: CoordinatorBench) -> None:
+    """Bug: a topic was deleted and created again while a task wrote to it. The task's transaction is open in the new
+    topic too, and the batch was committed with the rows there.
+    """
+    wrote_before(bench)
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    outcome = reported(bench, batch_start)
+    assert outcome.written is not None
+    end = bench.cluster.log("t", 0).next_offset
+    created_again(bench)
+    bench.raw.write(outcome.written.transaction, PLACE, "later")
+    outcome = replace(outcome, offsets={PLACE.topic: [[PLACE.partition, 0, end, 2]]})
+    with pytest.raises(IllegalStateError, match="not decided: t-0 has lost rows of P/0"):
+        driver.commit([outcome])
+
+
+@pytest.mark.parametrize("others", [None, 0, 2], ids=["after the tasks", "between them", "with others' rows"])
+def test_batch_whose_rows_went_with_their_topic_is_not_decided(bench: CoordinatorBench, others: int | None) -> None:
     """Bug: the topic was deleted and created again during a batch. The batch was committed without the rows that were
     written before, and without an error.
     """
@@ -193,15 +225,17 @@ def test_batch_whose_rows_went_with_their_topic_is_not_decided(bench: Coordinato
     batch_start = driver.begin()
     outcomes = [reported(bench, batch_start)]
     created_again(bench)
-    if not is_last:
+    if others is not None:
+        for _ in range(others):
+            wrote_before(bench)
         outcomes.append(of_second_task(bench, batch_start))
-    with pytest.raises(IllegalStateError, match="not decided: t-0 has lost the rows of P/0 that it had acknowledged"):
+    with pytest.raises(IllegalStateError, match="not decided: t-0 has lost rows of P/0 that it had acknowledged"):
         driver.commit(outcomes)
     driver.abort(batch_start, outcomes)
     again = driver_of(bench, "P")
     batch_start = again.begin()
     again.commit([reported(bench, batch_start)])
-    assert bench.values() == ["row"]
+    assert bench.values()[-1:] == ["row"]
 
 
 @pytest.mark.parametrize("is_apart", [True, False], ids=["rows of others between", "no gap"])

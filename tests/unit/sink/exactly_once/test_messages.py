@@ -188,7 +188,7 @@ def test_another_querys_prefix_is_refused(batch_id: int, query_id: str) -> None:
         batch_start(4).is_written_already(batch_id, query_id)
 
 
-@given(tasks, st.booleans(), st.text(), st.dictionaries(st.text(), st.lists(st.lists(longs, min_size=3, max_size=3))))
+@given(tasks, st.booleans(), st.text(), st.dictionaries(st.text(), st.lists(st.lists(longs, min_size=4, max_size=4))))
 def test_task_message_reaches_the_driver_by_both_interfaces(
     written: TaskTransaction, has_rows: bool, text: str, offsets: dict[str, list[list[int]]]
 ) -> None:
@@ -201,9 +201,9 @@ def test_task_message_reaches_the_driver_by_both_interfaces(
 def test_offsets_of_all_tasks() -> None:
     empty = TaskOutcome(batch_start(4), 5, "q", 0, 0, None)
     outcomes = [
-        replace(empty, offsets={"t": [[0, 7, 9], [1, 2, 3]]}),
-        replace(empty, offsets={"t": [[0, 3, 8], [2, 5, 6]], "dead": [[0, 1, 2]]}),
-        replace(empty, offsets={"t": [[0, 9, 20]]}),
+        replace(empty, offsets={"t": [[0, 7, 9, 2], [1, 2, 3, 1]]}),
+        replace(empty, offsets={"t": [[0, 3, 8, 3], [2, 5, 6, 1]], "dead": [[0, 1, 2, 1]]}),
+        replace(empty, offsets={"t": [[0, 9, 20, 11]]}),
         empty,
     ]
     found = {("t", 0): (3, 20), ("t", 1): (2, 3), ("t", 2): (5, 6), ("dead", 0): (1, 2)}

@@ -363,4 +363,4 @@ def test_task_reports_the_offsets_of_its_rows() -> None:
         counts(RunMetadata(*run, -1, 0), None)
     bench.transaction.add_marker(bench.made[0], 9)
     bench.transaction.prepare(bench.made[0], counts.delivered.items())
-    assert bench.transaction.outcome.offsets == {"t": [[0, 7, 13], [1, 0, 6]]}
+    assert bench.transaction.outcome.offsets == {"t": [[0, 7, 13, 3], [1, 0, 6, 1]]}
