@@ -22,7 +22,7 @@ from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, Transaction
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.sink.exactly_once.messages import Decision, TaskOutcome, is_task_id
+from spark_kafka_sink.sink.exactly_once.messages import Decision, PartitionOffsets, TaskOutcome, is_task_id
 
 log = logging.getLogger(__name__)
 
@@ -96,17 +96,23 @@ class EndMarkers:
 
     # ---- before a batch is decided ---------------------------------------------------------------------------------
 
-    def refuse_older(self, outcomes: Sequence[TaskOutcome], firsts: Mapping[TopicPartition, int]) -> None:
+    def check_rows(self, outcomes: Sequence[TaskOutcome], offsets: Mapping[TopicPartition, PartitionOffsets]) -> None:
         """Raise IllegalStateError if the end of a task's transaction would end records of an earlier one, too: the
         abort of the batch then ends both. Also if a partition has lost rows of the batch: the next run writes them.
-        `firsts`: the first offset of the batch in each partition.
+        `offsets`: `all_offsets` of the outcomes.
 
         The partitions are asked only if readers cannot read up to the batch, or if the batch has fewer records than
         offsets: other producers write there too, or the topic was created again.
         """
-        stable = self._cluster.stable_ends(list(firsts)) if firsts else {}
-        shared = _shared(outcomes)
-        unclear = [place for place, end in stable.items() if end < firsts[place] or place in shared]
+        for place, (first, end, records) in offsets.items():
+            if records > end - first:
+                raise _lost_rows(outcomes[0], place, "the batch")
+        stable = self._cluster.stable_ends(list(offsets)) if offsets else {}
+        unclear = [
+            place
+            for place, (first, end, records) in offsets.items()
+            if stable.get(place, first) < first or (place in stable and records < end - first)
+        ]
         if not unclear:
             return
         open_, ends = self._cluster.open_transactions(unclear), self._cluster.log_ends(unclear)
@@ -273,22 +279,6 @@ class EndMarkers:
             return None
         ended = self._end({driver: [place]}, committed=False)
         return driver.with_producer(ended[driver.transactional_id])
-
-
-def _shared(outcomes: Sequence[TaskOutcome]) -> set[TopicPartition]:
-    """Return the partitions where some offsets between the batch's first and last one are not those of its records.
-    Raise IllegalStateError for one with more records than offsets.
-    """
-    ranges: dict[tuple[str, int], tuple[int, int, int]] = {}
-    for outcome in outcomes:
-        for topic, given in outcome.offsets.items():
-            for partition, first, end, records in given:
-                known_first, known_end, known = ranges.get((topic, partition), (first, end, 0))
-                ranges[topic, partition] = min(first, known_first), max(end, known_end), records + known
-    for place, (first, end, records) in ranges.items():
-        if records > end - first:
-            raise _lost_rows(outcomes[0], TopicPartition(*place), "the batch")
-    return {TopicPartition(*place) for place, (first, end, records) in ranges.items() if records < end - first}
 
 
 def _lost_rows(outcome: TaskOutcome, place: TopicPartition, whose: str) -> IllegalStateError:

@@ -416,18 +416,29 @@ def _task_transaction(values: list[Any]) -> TaskTransaction:
     return TaskTransaction(OpenTransaction(*transaction), partition, rows)
 
 
-def all_offsets(outcomes: Iterable[TaskOutcome]) -> dict[TopicPartition, tuple[int, int]]:
-    """Return the first offset of all tasks in each partition, and the offset after the last."""
-    found: dict[tuple[str, int], tuple[int, int]] = {}
+class PartitionOffsets(NamedTuple):
+    """What the tasks of a batch have written to a partition."""
+
+    first: int
+    end: int
+    """The offset after the last one."""
+    records: int
+    """Those with a known offset."""
+
+
+def all_offsets(outcomes: Iterable[TaskOutcome]) -> dict[TopicPartition, PartitionOffsets]:
+    """Return the offsets of all tasks together."""
+    found: dict[tuple[str, int], tuple[int, int, int]] = {}
     for outcome in outcomes:
         for topic, ranges in outcome.offsets.items():
-            for partition, first, end, _ in ranges:
-                known_first, known_end = found.get((topic, partition), (first, end))
+            for partition, first, end, records in ranges:
+                known_first, known_end, known = found.get((topic, partition), (first, end, 0))
                 found[topic, partition] = (
                     first if first < known_first else known_first,
                     end if end > known_end else known_end,
+                    records + known,
                 )
-    return {TopicPartition(*place): offsets for place, offsets in found.items()}
+    return {TopicPartition(*place): PartitionOffsets(*offsets) for place, offsets in found.items()}
 
 
 def driver_id(prefix: str) -> str:

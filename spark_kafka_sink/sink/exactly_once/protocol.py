@@ -259,10 +259,10 @@ class ExactlyOnceDriver:
             tasks,
             fingerprint=sum(outcome.fingerprint for outcome in outcomes) % MODULUS,
             topic=self.topic,
-            ends={place: end for place, (_, end) in offsets.items()},
+            ends={place: each.end for place, each in offsets.items()},
         )
         driver = first.batch_start.driver
-        self._end_markers.refuse_older(outcomes, {place: first for place, (first, _) in offsets.items()})
+        self._end_markers.check_rows(outcomes, offsets)
         if not tasks:
             if not first.batch_start.needs_trace(first.query_id):
                 return Committed(None, False, None)

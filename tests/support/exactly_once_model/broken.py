@@ -13,7 +13,14 @@ from spark_kafka_sink.admin.transaction_values import TransactionDescription
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.sink.exactly_once.end_markers import EndMarkers
-from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome, TaskTransaction, task_id
+from spark_kafka_sink.sink.exactly_once.messages import (
+    BatchStart,
+    Decision,
+    PartitionOffsets,
+    TaskOutcome,
+    TaskTransaction,
+    task_id,
+)
 from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver, PrefixRecords
 from spark_kafka_sink.sink.exactly_once.task import Describe, ExactlyOnceTask, TaskIdentity
 
@@ -298,7 +305,7 @@ class WaitsForTimeouts(World):
 
 
 class _OnlyAfterwards(EndMarkers):
-    def refuse_older(self, outcomes: Sequence[TaskOutcome], firsts: Mapping[TopicPartition, int]) -> None:
+    def check_rows(self, outcomes: Sequence[TaskOutcome], offsets: Mapping[TopicPartition, PartitionOffsets]) -> None:
         pass
 
 

@@ -206,7 +206,7 @@ def test_offsets_of_all_tasks() -> None:
         replace(empty, offsets={"t": [[0, 9, 20, 11]]}),
         empty,
     ]
-    found = {("t", 0): (3, 20), ("t", 1): (2, 3), ("t", 2): (5, 6), ("dead", 0): (1, 2)}
+    found = {("t", 0): (3, 20, 16), ("t", 1): (2, 3, 1), ("t", 2): (5, 6, 1), ("dead", 0): (1, 2, 1)}
     assert all_offsets(outcomes) == found
 
 
