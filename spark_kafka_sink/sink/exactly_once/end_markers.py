@@ -101,8 +101,9 @@ class EndMarkers:
         abort of the batch then ends both. Also if a partition has lost rows of the batch: the next run writes them.
         `offsets`: `all_offsets` of the outcomes.
 
-        The partitions are asked only if readers cannot read up to the batch, or if the batch has fewer records than
-        offsets: other producers write there too, or the topic was created again.
+        The partitions are asked only if readers cannot read exactly up to the batch, or if the batch has fewer records
+        than offsets: other producers write there too, or the topic was created again. Also if the batch begins the
+        partition, because readers of a new topic are at offset 0 as well.
         """
         for place, (first, end, records) in offsets.items():
             if records > end - first:
@@ -111,7 +112,7 @@ class EndMarkers:
         unclear = [
             place
             for place, (first, end, records) in offsets.items()
-            if stable.get(place, first) < first or (place in stable and records < end - first)
+            if place in stable and (stable[place] != first or first == 0 or records < end - first)
         ]
         if not unclear:
             return

@@ -215,6 +215,26 @@ def test_rows_that_went_in_the_middle_of_a_task_are_lost(bench: CoordinatorBench
         driver.commit([outcome])
 
 
+@pytest.mark.parametrize(("before", "others"), [(0, 0), (0, 2), (1, 2)])
+def test_topic_created_again_after_the_tasks_has_none_of_their_rows(
+    bench: CoordinatorBench, before: int, others: int
+) -> None:
+    """Bug: a topic was deleted and created again after the tasks. The batch was committed without rows. Readers of the
+    new topic are where the batch began if that was empty before, or behind it if others have written.
+    """
+    for _ in range(before):
+        wrote_before(bench)
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    outcome = reported(bench, batch_start)
+    created_again(bench)
+    for _ in range(others):
+        wrote_before(bench)
+    with pytest.raises(IllegalStateError, match="not decided: t-0 has lost rows of P/0"):
+        driver.commit([outcome])
+    driver.abort(batch_start, [outcome])
+
+
 @pytest.mark.parametrize("others", [None, 0, 2], ids=["after the tasks", "between them", "with others' rows"])
 def test_batch_whose_rows_went_with_their_topic_is_not_decided(bench: CoordinatorBench, others: int | None) -> None:
     """Bug: the topic was deleted and created again during a batch. The batch was committed without the rows that were
