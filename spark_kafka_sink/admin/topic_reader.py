@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture, Timer
 from spark_kafka_sink.admin.topics import TopicAbsence, TopicsMetadata
+from spark_kafka_sink.admin.transaction_values import OpenByProducer, OpenRecords
 from spark_kafka_sink.client.backoff import COORDINATOR_BACKOFF_MS
 from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.clock import Clock
@@ -184,12 +185,11 @@ class TopicReader:
         self._ask_leaders(partitions, found, request, take)
         return found
 
-    def open_transactions(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, dict[int, int]]:
-        """Return the open transactions of each partition: producer id → offset of its first record (KIP-664).
-        Partitions of topics that may not be read are left out. Raises the error of a partition, naming it, or
-        KafkaTimeoutError.
+    def open_transactions(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OpenByProducer]:
+        """Return the open transactions of each partition by producer id (KIP-664). Partitions of topics that may not be
+        read are left out. Raises the error of a partition, naming it, or KafkaTimeoutError.
         """
-        found: dict[TopicPartition, dict[int, int]] = {}
+        found: dict[TopicPartition, OpenByProducer] = {}
 
         def take(answers: Iterable[tuple[TopicPartition, Message]], patience: _Patience) -> None:
             for topic_partition, answer in answers:
@@ -198,8 +198,11 @@ class TopicReader:
                     error = error_for_code(code, api="DescribeProducers")
                     patience.endure(error.at(topic_partition=topic_partition))
                     continue
-                begun = {int(each.producer_id): int(each.current_txn_start_offset) for each in answer.active_producers}
-                found[topic_partition] = {producer: offset for producer, offset in begun.items() if offset >= 0}
+                found[topic_partition] = {
+                    int(each.producer_id): OpenRecords(int(each.current_txn_start_offset), int(each.producer_epoch))
+                    for each in answer.active_producers
+                    if each.current_txn_start_offset >= 0
+                }
                 if code:
                     refused.add(topic_partition)
 
@@ -412,7 +415,7 @@ class TopicTail:
 
     def open_transactions(
         self, topic_partitions: Sequence[TopicPartition], timer: Timer
-    ) -> dict[TopicPartition, dict[int, int]]:
+    ) -> dict[TopicPartition, OpenByProducer]:
         """As `TopicReader.open_transactions`. It needs READ."""
         self._find(topic_partitions, timer)
         reader = self._reader(timer, ", ".join(map(str, topic_partitions)))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
@@ -12,8 +13,8 @@ from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerId
 
 
 class EndTxnStatus(Enum):
-    """The result of ending a transaction. The three after DONE do not say whether its records were committed: the
-    coordinator has another transaction, or none, under this id.
+    """The result of ending a transaction. After the three that follow DONE (`UNKNOWN_ENDS`) the coordinator has another
+    transaction, or none, under this id.
     """
 
     DONE = "done"
@@ -22,6 +23,12 @@ class EndTxnStatus(Enum):
     INVALID_PID_MAPPING = "the coordinator knows another producer id, or none"
     UNRESOLVED = "no clear answer came, and it may have taken effect"
     REFUSED = "the coordinator refused, without effect"
+
+
+UNKNOWN_ENDS: Final = frozenset(
+    {EndTxnStatus.INVALID_TXN_STATE, EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}
+)
+"""The results that do not say whether the transaction's records were committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +85,16 @@ class TransactionListing(NamedTuple):
     state: TransactionState
     producer_id: int
     coordinator: Node
+
+
+class OpenRecords(NamedTuple):
+    """The records of one producer in one partition whose transaction is open there. `producer_epoch` is the one in
+    which the last of them was written.
+    """
+
+    first_offset: int
+    producer_epoch: int
+
+
+OpenByProducer = Mapping[int, OpenRecords]
+"""The open transactions of one partition, by producer id."""

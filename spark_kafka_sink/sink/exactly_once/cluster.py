@@ -22,7 +22,12 @@ from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.admin.group_offsets import CommittedOffset
 from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.admin.topics import ABSENCE_LIMIT_MS, TopicCreation
-from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, TransactionDescription, TransactionState
+from spark_kafka_sink.admin.transaction_values import (
+    EndTxnOutcome,
+    OpenByProducer,
+    TransactionDescription,
+    TransactionState,
+)
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
@@ -266,8 +271,8 @@ class KafkaDriverCluster:
 
         return self._of_seen(list(ends), ask) or ()
 
-    def open_transactions(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, Mapping[int, int]]:
-        def ask(seen: Sequence[TopicPartition]) -> Mapping[TopicPartition, Mapping[int, int]]:
+    def open_transactions(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, OpenByProducer]:
+        def ask(seen: Sequence[TopicPartition]) -> Mapping[TopicPartition, OpenByProducer]:
             try:
                 return self._client.topics.open_transactions(seen, self._timer())
             except UnsupportedVersionError:  # a proxy in front of the brokers

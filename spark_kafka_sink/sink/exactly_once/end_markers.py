@@ -18,16 +18,30 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, TransactionDescription, TransactionState
+from spark_kafka_sink.admin.transaction_values import (
+    UNKNOWN_ENDS,
+    EndTxnOutcome,
+    OpenByProducer,
+    TransactionDescription,
+    TransactionState,
+)
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.sink.exactly_once.messages import Decision, PartitionOffsets, TaskOutcome, is_task_id
+from spark_kafka_sink.sink.exactly_once.advice import operator_command
+from spark_kafka_sink.sink.exactly_once.messages import (
+    Decision,
+    PartitionOffsets,
+    TaskOutcome,
+    TransactionLostError,
+    is_task_id,
+)
 
 log = logging.getLogger(__name__)
 
 _COMMITTED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT})
 _COMPLETE: Final = frozenset({TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT})
+_NOT_ENDED: Final = frozenset({TransactionState.ONGOING, TransactionState.EMPTY})
 _MOST_ROUNDS: Final = 4
 """A partition may lose its leader again while its markers are written."""
 _MOST_NAMED: Final = 20
@@ -59,10 +73,8 @@ class MarkersCluster(Protocol):
         """
         ...
 
-    def open_transactions(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, Mapping[int, int]]:
-        """Return each partition's open transactions: producer id → offset of its first record. Partitions that the
-        driver may not read are left out.
-        """
+    def open_transactions(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, OpenByProducer]:
+        """Return each partition's open transactions. Partitions that the driver may not read are left out."""
         ...
 
     def ids_of(self, producer_ids: Iterable[int]) -> list[str]:
@@ -70,6 +82,10 @@ class MarkersCluster(Protocol):
         ...
 
     def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]: ...
+
+    def init_producer_id(self, transactional_id: str, held: ProducerIdAndEpoch | None) -> ProducerIdAndEpoch:
+        """As `Transactions.init_producer_id`."""
+        ...
 
     def add_partitions(self, added: Mapping[OpenTransaction, Sequence[TopicPartition]]) -> None:
         """Begin transactions, by adding partitions."""
@@ -141,11 +157,11 @@ class EndMarkers:
                 raise _lost_rows(outcome, place, name)
 
     def _refuse_open_before(
-        self, outcome: TaskOutcome, place: TopicPartition, first: int, open_: Mapping[int, int]
+        self, outcome: TaskOutcome, place: TopicPartition, first: int, open_: OpenByProducer
     ) -> None:
         assert outcome.written is not None
         own = outcome.written.transaction
-        began = open_.get(own.producer_id, first)
+        began = open_[own.producer_id].first_offset if own.producer_id in open_ else first
         if began < first:
             raise IllegalStateError(
                 f"Batch {outcome.batch_id} is not decided: it would commit records of an earlier transaction of"
@@ -170,24 +186,25 @@ class EndMarkers:
             if driver.producer_id not in self._cluster.open_transactions([place]).get(place, {}):
                 return driver  # a decision of another query is open before it
             log.warning("The end marker of a decision of %s is missing in %s. Writing it.", name, place)
-            driver = driver.with_producer(self._end({driver: [place]}, committed=True)[name])
+            driver = driver.with_producer(_next_producers(self._end({driver: [place]}, committed=True))[name])
         raise KafkaTimeoutError(f"The end marker of a decision of {name} is still missing in {place}. {_LEFT_OUT}")
 
     # ---- after the tasks are committed -----------------------------------------------------------------------------
 
-    def complete(self, decision: Decision, transaction_version: int) -> None:
+    def complete(self, decision: Decision, driver: OpenTransaction) -> None:
         """Wait until readers under read_committed can read all rows of a committed batch. Write end markers that are
-        missing. Raises KafkaTimeoutError, and KafkaError if a marker cannot be written.
+        missing. Raises KafkaTimeoutError, KafkaError if a marker cannot be written, and TransactionLostError if it may
+        have become the marker of an abort.
         """
         names, ends = [each.transactional_id for each in decision.transactions], decision.ends
         for round_ in range(_MOST_ROUNDS):
             behind = self._cluster.unreadable(ends, names) if ends else ()
             ends = {place: ends[place] for place in behind}
-            missing = self._missing(decision, ends, transaction_version, is_first=round_ == 0) if ends else []
+            missing = self._missing(decision, ends, driver.transaction_version, is_first=round_ == 0) if ends else []
             if not missing:
                 return
             for committed in (True, False):
-                self._write([each for each in missing if each.committed is committed], committed=committed)
+                self._write(decision, driver, [each for each in missing if each.committed is committed])
         raise KafkaTimeoutError(f"End markers of committed rows are still missing in {_named(ends)}. {_LEFT_OUT}")
 
     def _missing(
@@ -200,7 +217,7 @@ class EndMarkers:
         """
         open_ = self._cluster.open_transactions(list(ends))
         blocking = {
-            place: {producer_id for producer_id, first in open_[place].items() if first < end}
+            place: {producer_id: each for producer_id, each in open_[place].items() if each.first_offset < end}
             for place, end in ends.items()
             if place in open_
         }
@@ -211,17 +228,9 @@ class EndMarkers:
         missing = []
         for name, found in self._cluster.describe([*of_batch, *older]).items():
             left = of_batch.get(name)
-            producer_id = left.producer_id if left is not None else found.producer_id if found is not None else -1
-            places = [place for place, producer_ids in blocking.items() if producer_id in producer_ids]
-            is_complete = found is not None and found.producer_id == producer_id and found.state in _COMPLETE
-            if left is not None and places and not is_complete:
-                raise KafkaTimeoutError(f"{left} is committed, and still open in {_named(places)}. {_LEFT_OUT}")
-            if left is not None:
-                places += hidden
-            if found is not None and is_complete and places:
-                transaction = OpenTransaction.of(name, found.producer, transaction_version)
-                committed = left is not None or found.state in _COMMITTED
-                missing.append(_Missing(transaction, places, committed, left is not None))
+            made = _missing_of(name, left, found, blocking, hidden if left is not None else [], transaction_version)
+            if made is not None:
+                missing.append(made)
         seen = {place for each in missing for place in each.places}.difference(hidden)
         if seen:
             log.warning("Batch %d: end markers are missing in %s. Writing them.", decision.batch_id, _named(seen))
@@ -229,28 +238,91 @@ class EndMarkers:
             log.info("Batch %d: end markers may be missing in %s.", decision.batch_id, _named(hidden))
         return missing
 
-    def _write(self, missing: Sequence[_Missing], *, committed: bool) -> None:
+    def _write(self, decision: Decision, driver: OpenTransaction, missing: Sequence[_Missing]) -> None:
+        """Write markers of one kind."""
         for is_of_batch in (True, False):
             chosen = {each.transaction: each.places for each in missing if each.is_of_batch is is_of_batch}
+            committed = all(each.committed for each in missing)
             try:
-                self._end(chosen, committed=committed)
+                ended = self._end(chosen if committed else self._in_new_epochs(chosen), committed=committed)
+                if committed and is_of_batch:
+                    self._refuse_other_end(decision, driver, ended)
+                _next_producers(ended)
             except KafkaError as error:
                 if is_of_batch:
                     raise
                 log.warning("%s: an older transaction stays open: %s", self._prefix, error)
 
+    def _in_new_epochs(
+        self, chosen: Mapping[OpenTransaction, Sequence[TopicPartition]]
+    ) -> dict[OpenTransaction, Sequence[TopicPartition]]:
+        """If this driver dies before it aborts them, the next one must not take them for markers of committed rows."""
+        return {
+            each.with_producer(self._cluster.init_producer_id(each.transactional_id, each.producer)): places
+            for each, places in chosen.items()
+        }
+
     def _end(
         self, added: Mapping[OpenTransaction, Sequence[TopicPartition]], *, committed: bool
-    ) -> dict[str, ProducerIdAndEpoch]:
-        """End transactions in these partitions, once more. Return the next epochs by transactional id."""
+    ) -> Sequence[EndTxnOutcome]:
+        """End transactions in these partitions, once more."""
         if not added:
-            return {}
+            return ()
         self._cluster.add_partitions(added)
-        ended = self._cluster.end(list(added), committed=committed)
-        for each in ended:
-            if each.error is not None:
-                raise each.error
-        return {each.transaction.transactional_id: each.producer for each in ended}
+        return self._cluster.end(list(added), committed=committed)
+
+    # ---- markers of commits that have become those of aborts -------------------------------------------------------
+
+    def refuse_late(
+        self, decision: Decision, described: Mapping[str, TransactionDescription], late: Sequence[OpenTransaction]
+    ) -> None:
+        """Raise TransactionLostError if records of a decided batch may be gone. `late`: open transactions that late
+        attempts of its tasks have begun since.
+
+        The records are open in a partition of such a transaction, so that one marker ends both. Or a driver has begun a
+        transaction for a marker and died, and it timed out. Only version 2 shows that.
+        """
+        decided = {each.transactional_id: each for each in decision.transactions}
+        gone = [
+            name
+            for name, found in described.items()
+            if found.state is TransactionState.COMPLETE_ABORT
+            and is_for_marker(found.producer, decided[name], has_ended=True)
+        ]
+        open_ = self._cluster.open_transactions(list(decision.ends)) if late and decision.ends else {}
+        for each in late:
+            epochs = {decided[each.transactional_id].producer_epoch, each.producer_epoch}  # others were aborted before
+            begun = ((place, found[each.producer_id]) for place, found in open_.items() if each.producer_id in found)
+            if any(
+                records.first_offset < decision.ends[place] and records.producer_epoch in epochs
+                for place, records in begun
+                if place in described[each.transactional_id].topic_partitions
+            ):
+                gone.append(each.transactional_id)
+        if gone:
+            raise self._lost_markers(decision, gone)
+
+    def _refuse_other_end(self, decision: Decision, driver: OpenTransaction, ended: Sequence[EndTxnOutcome]) -> None:
+        """Raise TransactionLostError if what was begun for a marker has ended otherwise: a late attempt aborted it. A
+        successor of the driver would have committed it.
+        """
+        other = [each.transaction.transactional_id for each in ended if each.status in UNKNOWN_ENDS]
+        own = self._cluster.describe([driver.transactional_id])[driver.transactional_id] if other else None
+        if own is not None and own.producer == driver.producer:
+            raise self._lost_markers(decision, other)
+
+    def _lost_markers(self, decision: Decision, names: Sequence[str]) -> TransactionLostError:
+        tasks = [task for task in decision.tasks if task.transaction.transactional_id in names]
+        return TransactionLostError(
+            f"Batch {decision.batch_id} of transactional.id.prefix={self._prefix!r} was decided, and rows of"
+            f" {len(tasks)} of its {len(decision.tasks)} transactions may be missing in Kafka ("
+            + "; ".join(
+                f"partition {each.partition}: {each.rows} rows in {each.transaction}" for each in tasks[:_MOST_NAMED]
+            )
+            + f"). {_LEFT_OUT} A late task, or a timeout after the driver died, aborted what was begun to write it."
+            " Compare the topic with the batch's input, write the missing rows by hand, then let the query go on:"
+            f" {operator_command('accept', self._prefix, self._cluster.place.topic)}."
+        )
 
     # ---- before and after a driver begins --------------------------------------------------------------------------
 
@@ -258,7 +330,10 @@ class EndMarkers:
         """Write the end marker of the last decision of the driver `name` if it is missing. Called before the driver's
         next InitProducerId: after it the coordinator does not know any more how the decision ended.
 
-        Return whether the driver's transaction is open, so that InitProducerId aborts it.
+        Return whether a transaction of the driver must end as an abort, by `complete_abort`. It is open for its
+        coordinator, so that InitProducerId aborts it; or another driver began after it, and died. Nothing depends on
+        what it wrote: no decision is acted on before readers can read it, and without its note a batch is only finished
+        once more.
         """
         place = self._cluster.place
         open_ = self._cluster.open_transactions([place]).get(place)
@@ -268,8 +343,8 @@ class EndMarkers:
         if found.state in _COMPLETE:
             log.warning("The end marker of a decision of %s is missing in %s. Writing it.", name, place)
             driver = OpenTransaction.of(name, found.producer, transaction_version)
-            self._end({driver: [place]}, committed=found.state in _COMMITTED)
-        return found.state is TransactionState.ONGOING
+            _next_producers(self._end({driver: [place]}, committed=found.state in _COMMITTED))
+        return found.state in _NOT_ENDED
 
     def complete_abort(self, driver: OpenTransaction) -> OpenTransaction | None:
         """Write the end marker of the transaction that the InitProducerId of `driver` aborted, if it is missing. Return
@@ -278,8 +353,61 @@ class EndMarkers:
         place = self._cluster.place
         if driver.producer_id not in self._cluster.open_transactions([place]).get(place, {}):
             return None
-        ended = self._end({driver: [place]}, committed=False)
+        ended = _next_producers(self._end({driver: [place]}, committed=False))
         return driver.with_producer(ended[driver.transactional_id])
+
+
+def _missing_of(
+    name: str,
+    left: OpenTransaction | None,
+    found: TransactionDescription | None,
+    blocking: Mapping[TopicPartition, OpenByProducer],
+    hidden: Sequence[TopicPartition],
+    transaction_version: int,
+) -> _Missing | None:
+    """Return what a transactional id is to write: markers of commits, if some are missing, or else of aborts. `left` is
+    its transaction in the batch.
+    """
+    producer_id = left.producer_id if left is not None else found.producer_id if found is not None else -1
+    open_ = {place: each[producer_id] for place, each in blocking.items() if producer_id in each}
+    is_complete = found is not None and found.producer_id == producer_id and found.state in _COMPLETE
+    if left is not None and open_ and not is_complete:
+        raise KafkaTimeoutError(f"{left} is committed, and still open in {_named(open_)}. {_LEFT_OUT}")
+    if found is None or not is_complete:
+        return None
+    last_epoch = left.producer_epoch if left is not None else _last_epoch(found, transaction_version)
+    counts = [place for place, records in open_.items() if records.producer_epoch == last_epoch]
+    places = [*counts, *hidden] or list(open_)
+    if not places:
+        return None
+    transaction = OpenTransaction.of(name, found.producer, transaction_version)
+    return _Missing(transaction, places, bool(counts or hidden), left is not None)
+
+
+def _last_epoch(found: TransactionDescription, transaction_version: int) -> int | None:
+    """Return the epoch of the records that the last transaction has committed, None if it has committed none. Records
+    of an older transaction that are still open were aborted: those of a committed batch can be read before the next
+    batch begins.
+    """
+    if found.state not in _COMMITTED:
+        return None
+    return found.producer_epoch - (1 if transaction_version >= 2 else 0)  # KIP-890: each end gives a new epoch
+
+
+def is_for_marker(producer: ProducerIdAndEpoch, decided: OpenTransaction, *, has_ended: bool = False) -> bool:
+    """Return whether it is in the epoch that version 2 gives after the end of `decided`, in which only drivers write: a
+    task begins a later one. `has_ended`: in the next one, which the end of that transaction gives.
+    """
+    epoch = decided.producer_epoch + (2 if has_ended else 1)
+    return decided.transaction_version >= 2 and producer == ProducerIdAndEpoch(decided.producer_id, epoch)
+
+
+def _next_producers(ended: Iterable[EndTxnOutcome]) -> dict[str, ProducerIdAndEpoch]:
+    """Return the next epochs by transactional id. Raises the first error."""
+    for each in ended:
+        if each.error is not None:
+            raise each.error
+    return {each.transaction.transactional_id: each.producer for each in ended}
 
 
 def _lost_rows(outcome: TaskOutcome, place: TopicPartition, whose: str) -> IllegalStateError:

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Protocol
 
 from spark_kafka_sink.admin.group_offsets import CommittedOffset
 from spark_kafka_sink.admin.transaction_values import (
+    UNKNOWN_ENDS,
     EndTxnOutcome,
     EndTxnStatus,
     TransactionDescription,
@@ -33,7 +34,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.record.fingerprint import MODULUS
 from spark_kafka_sink.sink.exactly_once.advice import finish_advice, operator_command, timeout_advice, unknown_advice
-from spark_kafka_sink.sink.exactly_once.end_markers import EndMarkers, MarkersCluster
+from spark_kafka_sink.sink.exactly_once.end_markers import EndMarkers, MarkersCluster, is_for_marker
 from spark_kafka_sink.sink.exactly_once.messages import (
     BatchStart,
     Decision,
@@ -54,9 +55,6 @@ USABLE_SHARE: Final = 0.8
 """The most of transaction.timeout.ms that may be over when the batch is decided. The rest must be enough for the
 commit, and for a restart if the driver dies during it.
 """
-_UNKNOWN: Final = frozenset(
-    {EndTxnStatus.INVALID_TXN_STATE, EndTxnStatus.PRODUCER_FENCED, EndTxnStatus.INVALID_PID_MAPPING}
-)
 _STAYS_OPEN: Final = frozenset({EndTxnStatus.REFUSED, EndTxnStatus.UNRESOLVED})
 
 
@@ -71,10 +69,6 @@ class DriverCluster(MarkersCluster, Protocol):
     """The requests of the protocol. Each returns when its answer is known, or raises KafkaError."""
 
     def transaction_version(self) -> int: ...
-
-    def init_producer_id(self, transactional_id: str, held: ProducerIdAndEpoch | None) -> ProducerIdAndEpoch:
-        """As `Transactions.init_producer_id`."""
-        ...
 
     @property
     def knows_prefix(self) -> bool:
@@ -274,6 +268,7 @@ class ExactlyOnceDriver:
         decided_ms = self._wall_ms()
         with _errors_say_unknown(decision, self._finish):
             driver = self._end_markers.complete_decision(driver, offset)
+            self._check_decided(decided.transaction, driver)
         left = self.finish(driver, decision)
         # A driver that is fenced by now must not end transactions of its successor's tasks. The note proves that there
         # is no successor yet; transactions listed before it are aborted by their exact epochs.
@@ -306,7 +301,7 @@ class ExactlyOnceDriver:
         aborted = self._abort_all([task.transaction for task in named])
         driver = driver.with_producer(ended.producer)
         # if another attempt has taken a task's id, the open transaction is that attempt's
-        ended_ones = [task for task, each in zip(named, aborted, strict=True) if each.status not in _UNKNOWN]
+        ended_ones = [task for task, each in zip(named, aborted, strict=True) if each.status not in UNKNOWN_ENDS]
         left = self._others_open(driver, ended_ones)
         others = self._abort_all(left) if left and self._is_current(driver) else ()
         _raise_refusal((*aborted, *others))
@@ -322,16 +317,16 @@ class ExactlyOnceDriver:
         """
         with self._errors_say_decided(decision):
             outcomes = self._cluster.end(decision.transactions, committed=True)
-            unknown = {each.transaction.transactional_id for each in outcomes if each.status in _UNKNOWN}
+            unknown = {each.transaction.transactional_id for each in outcomes if each.status in UNKNOWN_ENDS}
             for each in outcomes:
-                if each.status not in _UNKNOWN and each.error is not None:
+                if each.status not in UNKNOWN_ENDS and each.error is not None:
                     raise each.error
             if unknown:
                 tasks = [task for task in decision.tasks if task.transaction.transactional_id in unknown]
-                self._abort_late_attempts(driver, tasks)
+                self._abort_late_attempts(driver, decision, tasks)
                 self._check_markers(driver, decision, tasks)
             left = self._others_open(driver, ())  # meanwhile the brokers write the end markers
-            self._end_markers.complete(decision, driver.transaction_version)
+            self._end_markers.complete(decision, driver)
             return left
 
     # ---- inside ----------------------------------------------------------------------------------------------------
@@ -345,21 +340,26 @@ class ExactlyOnceDriver:
             raise self._cluster.lost_decisions()
         return found
 
-    def _abort_late_attempts(self, driver: OpenTransaction, tasks: Sequence[TaskTransaction]) -> None:
+    def _abort_late_attempts(
+        self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction]
+    ) -> None:
         """Abort transactions that a late attempt has begun under the id of a decided one. Their pending markers would
         hide the decided marker until they time out. A transaction in the epoch after the decided one is no attempt's: a
         driver has begun it for an end marker, and it is committed.
         """
         decided = {task.transaction.transactional_id: task.transaction for task in tasks}
+        described = {name: found for name, found in self._cluster.describe(decided).items() if found is not None}
         open_ = [
             OpenTransaction.of(name, found.producer, driver.transaction_version)
-            for name, found in self._cluster.describe(decided).items()
-            if found is not None and found.state is TransactionState.ONGOING and not _is_open(found, decided[name])
+            for name, found in described.items()
+            if found.state is TransactionState.ONGOING and not _is_open(found, decided[name])
         ]
+        for_markers = [each for each in open_ if is_for_marker(each.producer, decided[each.transactional_id])]
+        late = [each for each in open_ if each not in for_markers]
+        self._end_markers.refuse_late(decision, described, late)
         if open_ and self._is_current(driver):  # else tasks of a successor may have begun them
-            for_markers = [each for each in open_ if _is_next(each, decided[each.transactional_id])]
             self._cluster.end(for_markers, committed=True)
-            self._abort_all([each for each in open_ if each not in for_markers])
+            self._abort_all(late)
 
     def _check_markers(self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
         """Check the transactions that their coordinators no longer know: each was committed if its marker was.
@@ -419,6 +419,16 @@ class ExactlyOnceDriver:
                     f" open for {age_ms} ms, more than 80 % of its timeout."
                     f" {timeout_advice(decision.query_id, found.timeout_ms)}"
                 )
+
+    def _check_decided(self, decided: OpenTransaction, next_: OpenTransaction) -> None:
+        """Raise ProducerFencedError if another driver has taken over since. If the end marker of the decision was left
+        out, that driver may have aborted it, and readers can pass it then, too.
+
+        A coordinator that gives out a new producer id shows the old one until the transaction is complete.
+        """
+        own = self._cluster.describe([decided.transactional_id])[decided.transactional_id]
+        if own is None or own.producer not in {decided.producer, next_.producer}:
+            raise ProducerFencedError(f"{next_}: {ProducerFencedError.sentence}")
 
     def _note_finished(self, driver: OpenTransaction, decision: Decision, sequence: int) -> OpenTransaction:
         """Write that the batch is committed. A later start then need not ask for transactions and markers, which the
@@ -545,12 +555,6 @@ def _raise_refusal(outcomes: Iterable[EndTxnOutcome]) -> None:
     for each in outcomes:
         if isinstance(each.error, AuthenticationError):
             raise each.error
-
-
-def _is_next(found: OpenTransaction, decided: OpenTransaction) -> bool:
-    """Return whether it is in the epoch that version 2 gives after the end of `decided`. A task begins a later one."""
-    next_ = ProducerIdAndEpoch(decided.producer_id, decided.producer_epoch + 1)
-    return decided.transaction_version >= 2 and found.producer == next_
 
 
 def _is_open(found: TransactionDescription, left: OpenTransaction) -> bool:

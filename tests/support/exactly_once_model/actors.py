@@ -11,7 +11,12 @@ from support.scripted_broker.transaction_coordinator import Commit
 
 from spark_kafka_sink.admin.coordinator_calls import Outcome
 from spark_kafka_sink.admin.group_offsets import CommittedOffset
-from spark_kafka_sink.admin.transaction_values import EndTxnOutcome, TransactionDescription, TransactionState
+from spark_kafka_sink.admin.transaction_values import (
+    EndTxnOutcome,
+    OpenByProducer,
+    TransactionDescription,
+    TransactionState,
+)
 from spark_kafka_sink.admin.transactions import end_txn_outcome
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError, error_for_code
@@ -221,7 +226,7 @@ class ModelDriverCluster:
         stable = self.stable_ends(list(ends))
         return [place for place, end in ends.items() if stable[place] < end]
 
-    def open_transactions(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, Mapping[int, int]]:
+    def open_transactions(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, OpenByProducer]:
         logs = self.world.cluster.log
         return self.world.request("open transactions", lambda: {place: logs(*place).open_ for place in places})
 

@@ -10,12 +10,15 @@ from typing import Any
 
 from support.scripted_broker.transaction_coordinator import TransactionCoordinator
 
+from spark_kafka_sink.admin.transaction_values import OpenRecords
+
 
 @dataclass(slots=True)
 class Entry:
     """A record, and the end of its transaction: None while that is open."""
 
     producer_id: int
+    producer_epoch: int
     value: Any
     is_committed: bool | None = None
 
@@ -34,13 +37,13 @@ class ModelLog:
         if sent not in self._sequences:
             self.changes += 1
             self._sequences[sent] = len(self.entries)
-            self.entries += [Entry(producer_id, value) for value in values]
+            self.entries += [Entry(producer_id, epoch, value) for value in values]
         return self._sequences[sent]
 
     def append_alone(self, value: Any) -> None:
         """Append outside any transaction."""
         self.changes += 1
-        self.entries.append(Entry(-1, value, True))
+        self.entries.append(Entry(-1, -1, value, True))
 
     def end_transaction(self, producer_id: int, epoch: int, committed: bool, leader_epoch: int) -> None:
         for entry in self.entries:
@@ -49,17 +52,18 @@ class ModelLog:
                 self.changes += 1
 
     @property
-    def open_(self) -> dict[int, int]:
-        """The open transactions: producer id → index of the first entry."""
-        found: dict[int, int] = {}
+    def open_(self) -> dict[int, OpenRecords]:
+        """The open transactions by producer id."""
+        found: dict[int, OpenRecords] = {}
         for index, entry in enumerate(self.entries):
             if entry.is_committed is None:
-                found.setdefault(entry.producer_id, index)
+                first, _ = found.get(entry.producer_id, (index, 0))
+                found[entry.producer_id] = OpenRecords(first, entry.producer_epoch)
         return found
 
     @property
     def stable_end(self) -> int:
-        return min(self.open_.values(), default=len(self.entries))
+        return min((each.first_offset for each in self.open_.values()), default=len(self.entries))
 
     def committed(self) -> list[Any]:
         """Return all committed entries, also those that a reader cannot see yet."""

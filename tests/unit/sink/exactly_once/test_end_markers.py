@@ -18,6 +18,7 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     IllegalStateError,
     KafkaTimeoutError,
+    ProducerFencedError,
     TopicAuthorizationError,
     UnsupportedVersionError,
 )
@@ -26,7 +27,12 @@ from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once.end_markers import EndMarkers
-from spark_kafka_sink.sink.exactly_once.messages import BatchStart, TaskOutcome, TaskTransaction
+from spark_kafka_sink.sink.exactly_once.messages import (
+    BatchStart,
+    TaskOutcome,
+    TaskTransaction,
+    TransactionLostError,
+)
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 
 
@@ -319,6 +325,185 @@ def test_driver_that_died_between_the_two_requests_for_a_marker(
         with pytest.raises(KafkaTimeoutError, match="is decided"):
             driver.commit([outcome])
     assert bench.state("P/0") == "Ongoing"
+    assert driver_of(bench, "P").begin().last_batch_id == 4
+    assert bench.values() == ["row"]
+
+
+def test_transaction_for_a_marker_that_timed_out_may_have_lost_rows(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver died between the two requests, and its successor comes too late. Version 1 does not show that."""
+
+    def die(*_: object) -> None:
+        raise KafkaTimeoutError("The driver is gone.")
+
+    driver = driver_of(bench, "P")
+    outcome = marked(bench, reported(bench, driver.begin()))
+    real = KafkaDriverCluster.add_partitions
+    ended_without_leader(bench, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "add_partitions", lambda *given: (real(*given), die()))
+        with pytest.raises(KafkaTimeoutError, match="is decided"):
+            driver.commit([outcome])
+    bench.rig.clock.sleep_ms(100_000)
+    if bench.raw.version == 1:
+        assert driver_of(bench, "P").begin().last_batch_id == 4
+        return
+    for _ in range(2):  # until an operator has accepted it
+        with pytest.raises(
+            TransactionLostError, match=r"rows of 1 of its 1 transactions may be missing.* 'P/0' .*accept"
+        ):
+            driver_of(bench, "P").begin()
+
+
+@pytest.mark.parametrize("who", ["late task", "next driver"])
+def test_transaction_for_a_marker_that_another_party_ends(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """Bug: a late task aborted what was begun for the marker of committed rows, which were lost without an error. A
+    successor of the driver commits it instead.
+    """
+
+    def taken(*given: Any) -> None:
+        add(*given)
+        monkeypatch.setattr(KafkaDriverCluster, "add_partitions", add)
+        if who == "late task":
+            bench.raw.begin("P/0")
+        else:
+            driver_of(bench, "P").begin()
+
+    driver = driver_of(bench, "P")
+    outcome = marked(bench, reported(bench, driver.begin()))
+    add = KafkaDriverCluster.add_partitions
+    ended_without_leader(bench, monkeypatch)
+    monkeypatch.setattr(KafkaDriverCluster, "add_partitions", taken)
+    with pytest.raises(TransactionLostError if who == "late task" else ProducerFencedError):
+        driver.commit([outcome])
+    assert bench.values() == ([] if who == "late task" else ["row"])
+
+
+@pytest.mark.parametrize("topic", ["t", "u"], ids=["same partition", "elsewhere"])
+def test_committed_rows_that_are_open_together_with_those_of_a_late_task(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, topic: str
+) -> None:
+    """Bug: one marker ends both. The abort of the late attempt aborted the rows of the batch, without an error."""
+    bench.cluster.create_topic("u", 1)
+    driver = driver_of(bench, "P")
+    outcome = marked(bench, reported(bench, driver.begin()))
+    ended_without_leader(bench, monkeypatch)
+
+    def write_late(*_: object) -> None:
+        bench.raw.write(bench.raw.begin("P/0"), TopicPartition(topic, 0), "late")
+        raise KafkaTimeoutError("The driver is gone.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EndMarkers, "complete", write_late)
+        with pytest.raises(KafkaTimeoutError, match="is decided"):
+            driver.commit([outcome])
+    if topic == "u":
+        assert driver_of(bench, "P").begin().last_batch_id == 4
+        assert bench.values() == ["row"]
+        return
+    with pytest.raises(TransactionLostError, match="may be missing"):
+        driver_of(bench, "P").begin()
+    assert bench.state("P/0") == "Ongoing"
+
+
+# ---- aborted rows that are still open, and the next batches have other layouts ---------------------------------------
+
+
+def marked(bench: CoordinatorBench, outcome: TaskOutcome) -> TaskOutcome:
+    assert outcome.written is not None
+    name, place = outcome.written.transaction.transactional_id, outcome.batch_start.place
+    bench.raw.mark(outcome.written.transaction, name, place, 5, outcome.written.marker_text)
+    return outcome
+
+
+def of_first_task_elsewhere(bench: CoordinatorBench, batch_start: BatchStart) -> TaskOutcome:
+    bench.cluster.create_topic("u", 1)
+    open_ = bench.raw.begin("P/0")
+    bench.raw.write(open_, TopicPartition("u", 0), "elsewhere")
+    return TaskOutcome(batch_start, 4, "q", 0, 1, TaskTransaction(open_, 0, 1), offsets={"u": [[0, 0, 1, 1]]})
+
+
+def left_open(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
+    """Abort a row of task 0, without its marker."""
+    outcome = reported(bench, driver.begin())
+    with without_leader(bench):
+        driver.abort(outcome.batch_start, [outcome])
+
+
+def test_aborted_rows_of_a_task_that_wrote_elsewhere_afterwards_stay_aborted(bench: CoordinatorBench) -> None:
+    """Bug: another task wrote to their partition. They were open there before its rows, and were committed together
+    with the batch, because their task belongs to it.
+    """
+    driver = driver_of(bench, "P")
+    left_open(bench, driver)
+    batch_start = driver.begin()
+    driver.commit([of_first_task_elsewhere(bench, batch_start), of_second_task(bench, batch_start)])
+    assert bench.values() == ["second"]
+
+
+def test_aborted_rows_of_a_task_that_committed_elsewhere_since_stay_aborted(bench: CoordinatorBench) -> None:
+    """Bug: the last transaction of their task was committed, and so were they, by a batch without that task."""
+    driver = driver_of(bench, "P")
+    left_open(bench, driver)
+    driver.commit([of_first_task_elsewhere(bench, driver.begin())])
+    assert bench.values() == []
+    driver.commit([replace(of_second_task(bench, driver.begin()), batch_id=5)])
+    assert bench.values() == ["second"]
+
+
+def test_driver_that_died_while_it_ended_aborted_rows(bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next driver must not take that transaction for the marker of a commit."""
+
+    def die(*given: Any) -> None:
+        add(*given)
+        raise KafkaTimeoutError("The driver is gone.")
+
+    driver = driver_of(bench, "P")
+    left_open(bench, driver)
+    batch_start = driver.begin()
+    outcomes = [marked(bench, of_first_task_elsewhere(bench, batch_start)), of_second_task(bench, batch_start)]
+    add = KafkaDriverCluster.add_partitions
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "add_partitions", die)
+        with pytest.raises(KafkaTimeoutError, match="is decided"):
+            driver.commit(outcomes)
+    assert bench.state("P/0") == "Ongoing"
+    assert driver_of(bench, "P").begin().last_batch_id == 4
+    assert bench.values() == ["second"]
+
+
+@pytest.mark.parametrize("is_held", [True, False], ids=["one process", "another process"])
+def test_note_without_its_marker_does_not_stop_later_starts(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, is_held: bool
+) -> None:
+    """Bug: the driver began its next batch and died. Then no broker knew how the note had ended, and each start waited
+    for it in vain.
+    """
+    driver = driver_of(bench, "P")
+    outcome = marked(bench, reported(bench, driver.begin()))
+    place = outcome.batch_start.place
+    write, end = KafkaDriverCluster.write_decision, KafkaDriverCluster.end
+
+    def end_without_leader(self: KafkaDriverCluster, *given: Any, **named: Any) -> Any:
+        bench.cluster.move_leader(*place, NO_LEADER)
+        ended = end(self, *given, **named)
+        bench.cluster.move_leader(*place, 0)
+        return ended
+
+    def write_note(self: KafkaDriverCluster, *given: Any) -> int:
+        if given[1].is_finished:
+            monkeypatch.setattr(KafkaDriverCluster, "end", end_without_leader)
+        return write(self, *given)
+
+    monkeypatch.setattr(KafkaDriverCluster, "write_decision", write_note)
+    committed = driver.commit([outcome])
+    monkeypatch.undo()
+    assert committed.driver is not None
+    if is_held:
+        driver.begin(committed.driver.producer, committed.decision)
     assert driver_of(bench, "P").begin().last_batch_id == 4
     assert bench.values() == ["row"]
 
