@@ -20,6 +20,7 @@ from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     EndTxnStatus,
+    OpenRecords,
     TransactionDescription,
     TransactionState,
 )
@@ -140,6 +141,35 @@ def a_commit_after_the_abort_is_an_invalid_state(stage: Stage) -> None:
     assert stage.status(open_, committed=False) is EndTxnStatus.DONE
     assert stage.values() == []
     assert stage.values(READ_UNCOMMITTED) == ["value"]
+
+
+@case
+def open_records_have_the_epoch_of_their_transaction(stage: Stage) -> None:
+    stage.end(stage.written("earlier"), committed=True)
+    stage.settled()
+    open_ = stage.written("a", "b")
+    found = stage.driver.topics.open_transactions([stage.place], stage.timer())
+    (records,) = found[stage.place].values()
+    assert list(found[stage.place]) == [open_.producer_id]
+    assert records == OpenRecords(2, open_.producer_epoch)  # after the record and its marker
+    stage.end(open_, committed=False)
+
+
+@case
+def a_transaction_without_records_that_times_out_takes_one_more_epoch(stage: Stage) -> None:
+    """It was begun after a commit, by a driver, for an end marker."""
+    open_ = stage.written(timeout_ms=SHORT_TIMEOUT_MS)
+    ended = stage.end(open_, committed=True)
+    stage.settled()
+    stage.driver.writer.add_partitions({open_.with_producer(ended.producer): [stage.place]}, stage.timer())
+    assert stage.describe().topic_partitions == {stage.place}
+    timer = stage.timer()
+    while (found := stage.settled()).state is TransactionState.ONGOING:
+        assert not timer.is_expired
+        stage.pass_time(20)
+        timer.update()
+    assert found.state is TransactionState.COMPLETE_ABORT
+    assert found.producer == ProducerIdAndEpoch(open_.producer_id, ended.producer.epoch + 1)
 
 
 @case
