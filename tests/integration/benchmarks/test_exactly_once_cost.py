@@ -55,18 +55,20 @@ def steady(measured: dict[str, Any], tasks: int) -> list[dict[str, Any]]:
 
 
 LOOKS = 3
-"""ListOffsets of a commit whose end markers are written when it looks first. Each further look is one more, and a
-DescribeTransactions.
+"""ListOffsets of a commit whose end markers are written when it looks first. Each further look is one more, and after
+the second one there is a DescribeTransactions.
 """
+DESCRIPTIONS = 2
+"""DescribeTransactions of such a commit: before the decision and after it."""
 
 
 def requests(batches: list[dict[str, Any]]) -> list[float]:
     """The requests of begin, the tasks, and commit, without further looks for end markers."""
 
     def count(name: str, phase: dict[str, Any]) -> int:
-        further: int = phase["ListOffsets"]["requests"] - LOOKS if name == "commit" else 0
-        total: int = sum(api["requests"] for api in phase.values())
-        return total - 2 * further
+        asked: dict[str, int] = {api: counted["requests"] for api, counted in phase.items()}
+        least = {"ListOffsets": LOOKS, "DescribeTransactions": DESCRIPTIONS} if name == "commit" else {}
+        return sum(asked.values()) - sum(asked[api] - count for api, count in least.items())
 
     return [median(count(name, batch["phases"][name]) for batch in batches) for name in PHASES]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from support.exactly_once_model.actors import PLACE, ModelDriverCluster, ModelPool
+from support.exactly_once_model.interleaved import InterleavedWorld
 from support.exactly_once_model.world import CONFIG, Input, World
 
 from spark_kafka_sink.admin.transaction_values import TransactionDescription
@@ -341,8 +342,10 @@ class DecidesOverOlderRecords(World):
     driver_class = DecidesOverOlder
 
 
-class TrustsWhatCanBeRead(ExactlyOnceDriver):
-    """For drivers that are alive at the same time (interleaved.py)."""
-
+class TrustsReaders(ExactlyOnceDriver):
     def _check_decided(self, *given: Any) -> None:
         pass
+
+
+class TrustsWhatCanBeRead(InterleavedWorld):
+    driver_class = TrustsReaders

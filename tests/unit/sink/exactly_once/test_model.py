@@ -18,7 +18,7 @@ import pytest
 from support.exactly_once_model import broken, named_writes
 from support.exactly_once_model.actors import ModelDriverCluster
 from support.exactly_once_model.explore import VARIANTS, Variant, drawn, explore, length_of
-from support.exactly_once_model.interleaved import run_drawn, run_interleaved
+from support.exactly_once_model.interleaved import InterleavedWorld, InterleavedWrites, run_drawn, run_interleaved
 from support.exactly_once_model.world import (
     CHANGE_FAULTS,
     COMMIT_LOG,
@@ -222,17 +222,34 @@ def test_plans_drawn_by_seed() -> None:
             raise AssertionError(f"EXACTLY_ONCE_FIRST_SEED={seed}: {error}") from error
 
 
+@each_variant
+def test_producer_ids_roll_over(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_coordinator, "MAX_EPOCH", 3)
+    world = World({}, version=variant[0], holds_epoch=variant[1], batches=12)
+    world.run()
+    ids = [held.producer_id for held in world.cluster.transactions.transactions.values()]
+    assert min(ids) > len(ids)  # every transactional id is past its first producer id
+    explore(World, variant, 1, GRAVE, batches=3)
+
+
+def test_runs_are_the_same_for_the_same_plan() -> None:
+    plan = {7: Fault.OTHER_DRIVER, 30: Fault.CRASH_AFTER}
+    runs = [World(plan) for _ in range(2)]
+    for world in runs:
+        world.run()
+    assert runs[0].requests == runs[1].requests
+
+
 # ---- two drivers that are alive at the same time ---------------------------------------------------------------------
 
 
 @each_variant
-@pytest.mark.parametrize(
-    "first", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in range(1000, 9000, 1000))]
-)
-def test_two_live_drivers_drawn_by_seed(variant: Variant, first: int) -> None:
+@pytest.mark.parametrize("world_class", [InterleavedWorld, InterleavedWrites])
+@pytest.mark.parametrize("first", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (1000, 2000, 3000))])
+def test_two_live_drivers_drawn_by_seed(variant: Variant, world_class: type[InterleavedWorld], first: int) -> None:
     for seed in range(first, first + (1000 if first else 100)):
         try:
-            run_drawn(seed, variant)
+            run_drawn(seed, variant, world_class)
         except ViolationError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
 
@@ -253,23 +270,7 @@ def test_decision_that_a_second_driver_has_aborted(variant: Variant) -> None:
         run_interleaved(plan, [*switches, aborted], variant, broken.TrustsWhatCanBeRead)
 
 
-@each_variant
-def test_producer_ids_roll_over(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transaction_coordinator, "MAX_EPOCH", 3)
-    world = World({}, version=variant[0], holds_epoch=variant[1], batches=12)
-    world.run()
-    ids = [held.producer_id for held in world.cluster.transactions.transactions.values()]
-    assert min(ids) > len(ids)  # every transactional id is past its first producer id
-    explore(World, variant, 1, GRAVE, batches=3)
-
-
-def test_runs_are_the_same_for_the_same_plan() -> None:
-    plan = {7: Fault.OTHER_DRIVER, 30: Fault.CRASH_AFTER}
-    runs = [World(plan) for _ in range(2)]
-    for world in runs:
-        world.run()
-    assert runs[0].requests == runs[1].requests
-
+# ---- the protocol without one of its rules ---------------------------------------------------------------------------------
 
 BROKEN: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.SkipsByMarker, 1, (Fault.CRASH_AFTER,), "Duplicated|readers of t see"),  # H1
