@@ -499,7 +499,9 @@ class TopicTail:
             if timer.is_expired:
                 late = KafkaTimeoutError(
                     f"A transaction stayed open at offset {stable} for {timer.timeout_ms} ms, and what was committed"
-                    " behind it cannot be read. It ends by its own timeout."
+                    " behind it cannot be read. It ends by its own timeout. If it does not, a broker has left out its"
+                    " end marker (KAFKA-20734): the query or write whose transaction it is writes it at its next start,"
+                    " and `kafka-transactions.sh find-hanging` lists it."
                 )
                 raise late.at(topic_partition=topic_partition)
         return stable

@@ -270,7 +270,7 @@ def test_decision_that_a_second_driver_has_aborted(variant: Variant) -> None:
         run_interleaved(plan, [*switches, aborted], variant, broken.TrustsWhatCanBeRead)
 
 
-# ---- the protocol without one of its rules ---------------------------------------------------------------------------------
+# ---- the protocol without one of its rules ---------------------------------------------------------------------------
 
 BROKEN: Sequence[tuple[type[World], int, tuple[Fault, ...], str]] = (
     (broken.SkipsByMarker, 1, (Fault.CRASH_AFTER,), "Duplicated|readers of t see"),  # H1
