@@ -26,7 +26,12 @@ from spark_kafka_sink.admin.transaction_values import (
     TransactionState,
 )
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
+from spark_kafka_sink.common.errors import (
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+)
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.messages import (
@@ -188,6 +193,16 @@ class EndMarkers:
             log.warning("The end marker of a decision of %s is missing in %s. Writing it.", name, place)
             driver = driver.with_producer(_next_producers(self._end({driver: [place]}, committed=True))[name])
         raise KafkaTimeoutError(f"The end marker of a decision of {name} is still missing in {place}. {_LEFT_OUT}")
+
+    def refuse_successor(self, decided: OpenTransaction, next_: OpenTransaction) -> None:
+        """Raise ProducerFencedError if another driver has taken over since the decision. If the end marker was left
+        out, that driver may have aborted the decision, and readers can pass it then, too.
+
+        A coordinator that gives out a new producer id shows the old one until the transaction is complete.
+        """
+        own = self._cluster.describe([decided.transactional_id])[decided.transactional_id]
+        if own is None or own.producer not in {decided.producer, next_.producer}:
+            raise ProducerFencedError(f"{next_}: {ProducerFencedError.sentence}")
 
     # ---- after the tasks are committed -----------------------------------------------------------------------------
 

@@ -268,7 +268,7 @@ class ExactlyOnceDriver:
         decided_ms = self._wall_ms()
         with _errors_say_unknown(decision, self._finish):
             driver = self._end_markers.complete_decision(driver, offset)
-            self._check_decided(decided.transaction, driver)
+            self._end_markers.refuse_successor(decided.transaction, driver)
         left = self.finish(driver, decision)
         # A driver that is fenced by now must not end transactions of its successor's tasks. The note proves that there
         # is no successor yet; transactions listed before it are aborted by their exact epochs.
@@ -419,16 +419,6 @@ class ExactlyOnceDriver:
                     f" open for {age_ms} ms, more than 80 % of its timeout."
                     f" {timeout_advice(decision.query_id, found.timeout_ms)}"
                 )
-
-    def _check_decided(self, decided: OpenTransaction, next_: OpenTransaction) -> None:
-        """Raise ProducerFencedError if another driver has taken over since. If the end marker of the decision was left
-        out, that driver may have aborted it, and readers can pass it then, too.
-
-        A coordinator that gives out a new producer id shows the old one until the transaction is complete.
-        """
-        own = self._cluster.describe([decided.transactional_id])[decided.transactional_id]
-        if own is None or own.producer not in {decided.producer, next_.producer}:
-            raise ProducerFencedError(f"{next_}: {ProducerFencedError.sentence}")
 
     def _note_finished(self, driver: OpenTransaction, decision: Decision, sequence: int) -> OpenTransaction:
         """Write that the batch is committed. A later start then need not ask for transactions and markers, which the

@@ -342,9 +342,13 @@ class DecidesOverOlderRecords(World):
     driver_class = DecidesOverOlder
 
 
-class TrustsReaders(ExactlyOnceDriver):
-    def _check_decided(self, *given: Any) -> None:
+class _TrustsReaders(EndMarkers):
+    def refuse_successor(self, *given: Any) -> None:
         pass
+
+
+class TrustsReaders(DecidesOverOlder):
+    markers_class = _TrustsReaders
 
 
 class TrustsWhatCanBeRead(InterleavedWorld):
