@@ -361,6 +361,13 @@ class EndMarkers:
             _next_producers(self._end({driver: [place]}, committed=found.state in _COMMITTED))
         return found.state in _NOT_ENDED
 
+    def is_deciding(self, driver: TransactionDescription) -> bool:
+        """Return whether a decision of the driver is open, for its coordinator or in the partition."""
+        if driver.state is TransactionState.ONGOING:
+            return True
+        place = self._cluster.place
+        return driver.producer_id in self._cluster.open_transactions([place]).get(place, {})
+
     def complete_abort(self, driver: OpenTransaction) -> OpenTransaction | None:
         """Write the end marker of the transaction that the InitProducerId of `driver` aborted, if it is missing. Return
         the driver's next transaction; None if nothing was missing.

@@ -82,7 +82,7 @@ class Operator:
         """
         cluster = self._used(prefix)
         if left := [name for name in self._ongoing(prefix) if name != driver_id(prefix)]:
-            self._fenced(cluster, prefix)  # no driver decides after this, and no unfinished decision blocks the read
+            self._fenced(prefix)  # no driver decides after this, and no unfinished decision blocks the read
             if cluster.last_decision() is None:
                 raise IllegalStateError(
                     f"No decision of {prefix} is in {cluster.place.topic}, and {len(left)} of its transactions are"
@@ -109,7 +109,7 @@ class Operator:
         transaction, or may not be asked.
         """
         cluster = self._used(prefix)
-        driver = self._fenced(cluster, prefix)
+        driver = self._fenced(prefix)
         last = cluster.last_decision()
         if last is None:
             raise IllegalStateError(
@@ -142,7 +142,7 @@ class Operator:
         """
         self.abort(prefix)
         cluster = self._cluster(prefix, is_free=True)
-        driver = self._fenced(cluster, prefix)
+        driver = self._fenced(prefix)
         last = cluster.last_decision()
         _check_finished(last, prefix)  # a query that runs may have decided meanwhile
         self._cluster(prefix).write_first_use(
@@ -159,7 +159,7 @@ class Operator:
         timer = self._client.timer(self._config.producer.max_block_ms)
         create_decision_topic(self._client, self._config.decision_topic, timer)
         cluster = self._cluster(prefix)
-        self._fenced(cluster, prefix)  # no driver decides from here on
+        self._fenced(prefix)  # no driver decides from here on
         last = cluster.last_decision()
         if last is not None:
             _check_finished(last, prefix)
@@ -221,10 +221,10 @@ class Operator:
     def _driver(self, prefix: str) -> ExactlyOnceDriver:
         return ExactlyOnceDriver(prefix, self._cluster(prefix), self._wall_ms, is_operator=True)
 
-    def _fenced(self, cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
-        name = driver_id(prefix)
-        self._driver(prefix).ensure_first_use()
-        return OpenTransaction.of(name, cluster.init_producer_id(name, None), cluster.transaction_version())
+    def _fenced(self, prefix: str) -> OpenTransaction:
+        driver = self._driver(prefix)
+        driver.ensure_first_use()
+        return driver.fence()
 
     def _write(self, cluster: KafkaDriverCluster, driver: OpenTransaction, decision: Decision) -> None:
         cluster.write_decision(driver, decision.finished(), 0)

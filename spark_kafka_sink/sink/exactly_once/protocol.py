@@ -139,6 +139,7 @@ class ExactlyOnceDriver:
         is_operator: bool = False,
     ) -> None:
         self.prefix = prefix
+        self._name = driver_id(prefix)
         self.topic = topic
         self._is_new = is_new
         self._is_operator = is_operator
@@ -160,21 +161,16 @@ class ExactlyOnceDriver:
         if the decision topic has lost the records of the prefix or does not keep records; and KafkaError if a request
         fails.
         """
-        version = self._cluster.transaction_version()
-        name = driver_id(self.prefix)
-        may_abort = False
-        if not self._is_new and held is None:
+        if held is not None or self._is_new:
+            driver = self._next_of(held)
+        else:
             if not self._cluster.knows_prefix:
                 if not self._is_operator:
                     self._cluster.check_topic()
                 self.ensure_first_use()
-            may_abort = self._end_markers.complete_last_decision(name, version)
+            driver = self.fence()
         last, first_use = known, None
         while True:
-            driver = OpenTransaction.of(name, self._cluster.init_producer_id(name, held), version)
-            if may_abort and (next_ := self._end_markers.complete_abort(driver)) is not None:
-                driver = driver.with_producer(self._cluster.init_producer_id(name, next_.producer))
-            may_abort = False
             # A coordinator that has forgotten the id (transactional.id.expiration.ms) accepts any held epoch and gives
             # another producer id: another driver may have decided since, so the decision is read again.
             if not self._is_new and (last is None or not goes_on(held, driver)):
@@ -186,10 +182,10 @@ class ExactlyOnceDriver:
             with self._errors_say_committed(last):
                 driver = self._note_finished(driver, last, 0)
             held, last = driver.producer, last.finished()
+            driver = self._next_of(held)
         goes_on_from_own = last is not None and last is known
         left = () if goes_on_from_own else self._others_open(driver, ())
-        if left and self._is_current(driver):
-            self._abort_all(left)
+        self._abort_all(left if left and self._current(driver) else ())
         self._cluster.check_presence(has_listed=not goes_on_from_own)
         is_adopted = first_use is not None and first_use.is_adopted
         return BatchStart.after(last, self.prefix, driver, self._cluster.place, is_adopted=is_adopted)
@@ -200,22 +196,28 @@ class ExactlyOnceDriver:
         Must come before the driver's first InitProducerId. So every driver that the coordinator knows has left a
         record.
         """
-        name = driver_id(self.prefix)
-        is_unused = self._cluster.describe([name])[name] is None
+        is_unused = self._cluster.describe([self._name])[self._name] is None
         if is_unused and self._cluster.last_records() == PrefixRecords(None, None):
             self._cluster.write_first_use(is_adopted=False)
 
+    def fence(self) -> OpenTransaction:
+        """Fence every other driver of the prefix. What the last one left in the decision topic has ended then."""
+        may_abort = self._end_markers.complete_last_decision(self._name, self._cluster.transaction_version())
+        driver = self._next_of(None)
+        if may_abort and (ended := self._end_markers.complete_abort(driver)) is not None:
+            driver = self._next_of(ended.producer)
+        return driver
+
     def check_owner(self, batch_id: int, query_id: str) -> None:
         """Raise IllegalStateError, before any driver is fenced, if the last decision is of another query or of a later
-        batch. Checks nothing while a driver decides, because reading would wait for its end. The tasks check it too.
+        batch. Checks nothing while a decision is open, because reading would wait for its end. The tasks check it too.
         """
-        name = driver_id(self.prefix)
-        found = self._cluster.describe([name])[name]
-        if found is None or found.state is TransactionState.ONGOING:
+        found = self._cluster.describe([self._name])[self._name]
+        if found is None or self._end_markers.is_deciding(found):
             return
         last = self._cluster.last_records().decision
         if last is not None:
-            driver = OpenTransaction.of(name, found.producer, 2)
+            driver = OpenTransaction.of(self._name, found.producer, 2)
             seen = BatchStart.after(last, self.prefix, driver, self._cluster.place, is_adopted=False)
             seen.is_written_already(batch_id, query_id)
 
@@ -286,8 +288,9 @@ class ExactlyOnceDriver:
         driver = batch_start.driver
         (ended,) = self._cluster.end([driver], committed=False)
         if ended.status is EndTxnStatus.INVALID_TXN_STATE and driver.transaction_version < 2:
-            if not self._is_untouched(driver):
-                return False
+            own = self._current(driver)
+            if own is None or own.state is not TransactionState.EMPTY:
+                return False  # version 1 refuses an abort also if nothing was written
             # nothing was ended, so a late task may still begin in this epoch
             next_ = self._cluster.init_producer_id(driver.transactional_id, driver.producer)
             last, first_use = self._cluster.last_records()
@@ -303,7 +306,7 @@ class ExactlyOnceDriver:
         # if another attempt has taken a task's id, the open transaction is that attempt's
         ended_ones = [task for task, each in zip(named, aborted, strict=True) if each.status not in UNKNOWN_ENDS]
         left = self._others_open(driver, ended_ones)
-        others = self._abort_all(left) if left and self._is_current(driver) else ()
+        others = self._abort_all(left) if left and self._current(driver) else ()
         _raise_refusal((*aborted, *others))
         if any(each.status in _STAYS_OPEN for each in (*aborted, *others)):
             return False
@@ -331,6 +334,10 @@ class ExactlyOnceDriver:
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
+    def _next_of(self, held: ProducerIdAndEpoch | None) -> OpenTransaction:
+        producer = self._cluster.init_producer_id(self._name, held)
+        return OpenTransaction.of(self._name, producer, self._cluster.transaction_version())
+
     def _read_records(self) -> PrefixRecords:
         """Read the records of the prefix. Raises IllegalStateError if none exists: every driver has left a record
         before it began.
@@ -357,7 +364,7 @@ class ExactlyOnceDriver:
         for_markers = [each for each in open_ if is_for_marker(each.producer, decided[each.transactional_id])]
         late = [each for each in open_ if each not in for_markers]
         self._end_markers.refuse_late(decision, described, late)
-        if open_ and self._is_current(driver):  # else tasks of a successor may have begun them
+        if open_ and self._current(driver):  # else tasks of a successor may have begun them
             self._cluster.end(for_markers, committed=True)
             self._abort_all(late)
 
@@ -373,7 +380,7 @@ class ExactlyOnceDriver:
             for task in tasks
             if found.get(task.transaction.transactional_id) != CommittedOffset(decision.batch_id + 1, task.marker_text)
         ]
-        if lost and not self._is_current(driver):
+        if lost and not self._current(driver):
             raise ProducerFencedError(
                 f"{driver}: {ProducerFencedError.sentence} It finishes batch {decision.batch_id}, or has done so."
             )
@@ -445,15 +452,10 @@ class ExactlyOnceDriver:
             if found.state in states
         ]
 
-    def _is_current(self, driver: OpenTransaction) -> bool:
-        """Return whether no other driver has fenced this one: then no task of another driver began what was seen."""
-        own = self._cluster.describe([driver.transactional_id])[driver.transactional_id]
-        return own is not None and own.producer == driver.producer
-
-    def _is_untouched(self, driver: OpenTransaction) -> bool:
-        """Return whether the driver has written nothing in its transaction: version 1 then refuses to abort it."""
-        own = self._cluster.describe([driver.transactional_id])[driver.transactional_id]
-        return own is not None and own.state is TransactionState.EMPTY and own.producer == driver.producer
+    def _current(self, driver: OpenTransaction) -> TransactionDescription | None:
+        """Return the driver's state, None if it is fenced: then a successor's tasks may have begun what was seen."""
+        own = self._cluster.describe([self._name])[self._name]
+        return own if own is not None and own.producer == driver.producer else None
 
     def _abort_all(self, transactions: Sequence[OpenTransaction]) -> Sequence[EndTxnOutcome]:
         """Abort them by their exact epochs. Those that stay open end by the next driver or by their timeout."""

@@ -475,6 +475,34 @@ def test_driver_that_died_while_it_ended_aborted_rows(bench: CoordinatorBench, m
     assert bench.values() == ["second"]
 
 
+def test_owner_is_not_looked_for_behind_a_decision_without_its_marker(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: foreachBatch looks for it before its driver begins and writes the marker. Each start waited in vain."""
+    driver = driver_of(bench, "P")
+    outcome = marked(bench, reported(bench, driver.begin()))
+    place = outcome.batch_start.place
+    end = KafkaDriverCluster.end
+
+    def die(self: KafkaDriverCluster, *given: Any, **named: Any) -> Any:
+        bench.cluster.move_leader(*place, NO_LEADER)
+        end(self, *given, **named)
+        bench.cluster.move_leader(*place, 0)
+        raise KafkaTimeoutError("The driver is gone.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "end", die)
+        with pytest.raises(KafkaTimeoutError):
+            driver.commit([outcome])
+    started_ms = bench.rig.now_ms
+    other = driver_of(bench, "P")
+    other.check_owner(4, "q")
+    assert bench.rig.now_ms - started_ms < 1_000
+    assert other.begin().last_batch_id == 4
+    with pytest.raises(IllegalStateError, match="belongs to"):
+        other.check_owner(5, "another")
+
+
 @pytest.mark.parametrize("is_held", [True, False], ids=["one process", "another process"])
 def test_note_without_its_marker_does_not_stop_later_starts(
     bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, is_held: bool

@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 from support.coordinator_bench import CoordinatorBench
 from support.driver_steps import marked_task
 from support.scripted_broker import faults
-from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.cluster import NO_LEADER, ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
 
 from spark_kafka_sink.admin.transaction_values import TransactionState
@@ -407,9 +407,9 @@ def test_batch_decided_during_forget_is_not_lost(bench: OperatorBench, monkeypat
     bench.driver.commit(bench.batch(5))
     take_over = bench.operator._fenced
 
-    def too_late(cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
+    def too_late(prefix: str) -> OpenTransaction:
         bench.decide(6)  # by a running query, which dies afterwards
-        return take_over(cluster, prefix)
+        return take_over(prefix)
 
     monkeypatch.setattr(bench.operator, "_fenced", too_late)
     with pytest.raises(IllegalStateError, match="Batch 6 of orders is decided"):
@@ -428,8 +428,8 @@ def test_forget_fails_if_decision_cannot_be_removed(bench: OperatorBench, monkey
     bench.driver.commit(bench.batch(0))
     take_over = bench.operator._fenced
 
-    def fenced_since(cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
-        driver = take_over(cluster, prefix)
+    def fenced_since(prefix: str) -> OpenTransaction:
+        driver = take_over(prefix)
         bench.cluster.on(ApiKey.END_TXN, faults.fail_with(ProducerFencedError), times=None)
         return driver
 
@@ -443,13 +443,39 @@ def test_accept_fences_drivers_before_reading_the_batch(bench: OperatorBench, mo
     bench.decide(5)
     take_over = bench.operator._fenced
 
-    def too_late(cluster: KafkaDriverCluster, prefix: str) -> OpenTransaction:
+    def too_late(prefix: str) -> OpenTransaction:
         bench.decide(6)  # by a running query, which dies afterwards
-        return take_over(cluster, prefix)
+        return take_over(prefix)
 
     monkeypatch.setattr(bench.operator, "_fenced", too_late)
     bench.operator.accept(PREFIX)
     assert "Batch 6 is closed: 2 of 2" in bench.said()
+
+
+@pytest.mark.parametrize("command", ["finish", "accept"])
+def test_operator_finds_a_decision_without_its_marker(
+    bench: OperatorBench, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Bug: the command took the driver's next epoch first. Then no broker knew any more that the decision was committed
+    (KAFKA-20734), and the command waited for its end in vain.
+    """
+
+    def end_without_leader(self: KafkaDriverCluster, *given: Any, **named: Any) -> Any:
+        bench.cluster.move_leader(*self.place, NO_LEADER)
+        end(self, *given, **named)
+        bench.cluster.move_leader(*self.place, 0)
+        raise KafkaTimeoutError("The driver is gone.")
+
+    bench.cluster.transactions.leaves_out_markers = True
+    outcomes = bench.batch(5)
+    end = KafkaDriverCluster.end
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "end", end_without_leader)
+        with pytest.raises(KafkaTimeoutError):
+            bench.driver.commit(outcomes)
+    getattr(bench.operator, command)(PREFIX)
+    assert "Batch 5 is c" in bench.said()
+    assert sorted(bench.values()) == ["row 5.0", "row 5.1"]
 
 
 def test_list_of_a_prefix_has_only_its_own_transactions() -> None:
