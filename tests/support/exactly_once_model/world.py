@@ -399,6 +399,8 @@ class World:
         held: ProducerIdAndEpoch | None = None
         known: Decision | None = None
         while (batch := len(self.commit_log)) < self.batches:
+            if self._holds_epoch and held is None:
+                driver.check_owner(batch, self._query_id)
             batch_start = driver.begin(held, known)
             outcomes: list[TaskOutcome] = []
             try:
