@@ -15,28 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from support.exactly_once_model.explore import Variant, describe
-from support.exactly_once_model.named_writes import NamedWrites
-from support.exactly_once_model.world import Fault, Plan, ViolationError, World
+from support.exactly_once_model.named_writes import WRITE_FAULTS, NamedWrites
+from support.exactly_once_model.world import TOPIC_FAULTS, Fault, Plan, ViolationError, World
 
 T = TypeVar("T")
 _NEVER = 10**9
 _LAST_SWITCH = 45
 _FAR, _NEAR = 25, 6
 _LAST_FAULT = 80
-_BESIDE = (
-    Fault.CRASH_BEFORE,
-    Fault.CRASH_AFTER,
-    Fault.TASK_CRASH_AFTER,
-    Fault.LOST_REPLY,
-    Fault.TIMEOUT_BEFORE,
-    Fault.TIMEOUT_AFTER,
-    Fault.LATE,
-    Fault.EXPIRE,
-    Fault.SPECULATE,
-    Fault.ZOMBIE,
-    Fault.STALLED,
-    Fault.OTHER_DRIVER,
-)
+_BESIDE = tuple(fault for fault in WRITE_FAULTS if fault not in {*TOPIC_FAULTS, Fault.LEFT_OUT})
 _ENDS = re.compile(r"(commit|abort|init) ")
 """Requests by which a coordinator writes end markers."""
 

@@ -306,25 +306,34 @@ def test_aborted_rows_of_another_attempt_do_not_stop_readers(
     assert "end markers are missing in t-0" in caplog.text
 
 
+def marked(bench: CoordinatorBench, outcome: TaskOutcome) -> TaskOutcome:
+    assert outcome.written is not None
+    name, place = outcome.written.transaction.transactional_id, outcome.batch_start.place
+    bench.raw.mark(outcome.written.transaction, name, place, 5, outcome.written.marker_text)
+    return outcome
+
+
+def dies_between_the_two_requests_for_a_marker(bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*given: Any) -> None:
+        add(*given)
+        raise KafkaTimeoutError("The driver is gone.")
+
+    driver = driver_of(bench, "P")
+    outcome = marked(bench, reported(bench, driver.begin()))
+    add = KafkaDriverCluster.add_partitions
+    ended_without_leader(bench, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "add_partitions", die)
+        with pytest.raises(KafkaTimeoutError, match="is decided"):
+            driver.commit([outcome])
+    assert bench.state("P/0") == "Ongoing"
+
+
 def test_driver_that_died_between_the_two_requests_for_a_marker(
     bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Version 2: the next driver must not take that transaction for one of a late attempt, and abort it."""
-
-    def die(*_: object) -> None:
-        raise KafkaTimeoutError("The driver is gone.")
-
-    driver = driver_of(bench, "P")
-    outcome = reported(bench, driver.begin())
-    assert outcome.written is not None
-    bench.raw.mark(outcome.written.transaction, "P/0", outcome.batch_start.place, 5, outcome.written.marker_text)
-    real = KafkaDriverCluster.add_partitions
-    ended_without_leader(bench, monkeypatch)
-    with monkeypatch.context() as patch:
-        patch.setattr(KafkaDriverCluster, "add_partitions", lambda *given: (real(*given), die()))
-        with pytest.raises(KafkaTimeoutError, match="is decided"):
-            driver.commit([outcome])
-    assert bench.state("P/0") == "Ongoing"
+    dies_between_the_two_requests_for_a_marker(bench, monkeypatch)
     assert driver_of(bench, "P").begin().last_batch_id == 4
     assert bench.values() == ["row"]
 
@@ -332,19 +341,8 @@ def test_driver_that_died_between_the_two_requests_for_a_marker(
 def test_transaction_for_a_marker_that_timed_out_may_have_lost_rows(
     bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver died between the two requests, and its successor comes too late. Version 1 does not show that."""
-
-    def die(*_: object) -> None:
-        raise KafkaTimeoutError("The driver is gone.")
-
-    driver = driver_of(bench, "P")
-    outcome = marked(bench, reported(bench, driver.begin()))
-    real = KafkaDriverCluster.add_partitions
-    ended_without_leader(bench, monkeypatch)
-    with monkeypatch.context() as patch:
-        patch.setattr(KafkaDriverCluster, "add_partitions", lambda *given: (real(*given), die()))
-        with pytest.raises(KafkaTimeoutError, match="is decided"):
-            driver.commit([outcome])
+    """The successor of a driver that died comes too late. Version 1 does not show that."""
+    dies_between_the_two_requests_for_a_marker(bench, monkeypatch)
     bench.rig.clock.sleep_ms(100_000)
     if bench.raw.version == 1:
         assert driver_of(bench, "P").begin().last_batch_id == 4
@@ -410,13 +408,6 @@ def test_committed_rows_that_are_open_together_with_those_of_a_late_task(
 
 
 # ---- aborted rows that are still open, and the next batches have other layouts ---------------------------------------
-
-
-def marked(bench: CoordinatorBench, outcome: TaskOutcome) -> TaskOutcome:
-    assert outcome.written is not None
-    name, place = outcome.written.transaction.transactional_id, outcome.batch_start.place
-    bench.raw.mark(outcome.written.transaction, name, place, 5, outcome.written.marker_text)
-    return outcome
 
 
 def of_first_task_elsewhere(bench: CoordinatorBench, batch_start: BatchStart) -> TaskOutcome:
