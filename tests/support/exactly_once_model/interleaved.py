@@ -3,7 +3,7 @@
 `Fault.OTHER_DRIVER` runs another driver from begin to end while the first one stands still. Here each may stop in its
 middle: a driver that was paused, and does not know yet that Spark has started the query again elsewhere.
 
-The drivers run in two threads, of which one waits at any time, so a run depends only on its plan and its switches.
+Each driver has a thread, and one of the two always waits. So the same plan and switches give the same run.
 """
 
 from __future__ import annotations
