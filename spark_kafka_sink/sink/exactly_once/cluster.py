@@ -147,12 +147,8 @@ class KafkaDriverCluster:
     def check_topic(self) -> None:
         check_decision_topic(self._client.creation, self.place.topic, self._timer())
 
-    def check_presence(self, *, has_listed: bool) -> None:
-        topic = self.place.topic
-        if not has_listed:
-            self.stable_ends([self.place])  # costs half as much as new metadata
-        if not self._client.creation.cluster.partitions_for_topic(topic) and not self._wait_for(topic):
-            raise missing_topic(self._prefix, topic)
+    def check_presence(self) -> None:
+        self.stable_ends([self.place])  # costs half as much as new metadata
 
     def last_decision(self) -> Decision | None:
         """Return the newest committed decision."""

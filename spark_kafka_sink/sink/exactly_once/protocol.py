@@ -79,8 +79,8 @@ class DriverCluster(MarkersCluster, Protocol):
         """Raise IllegalStateError if the decision topic does not keep the last record of each key."""
         ...
 
-    def check_presence(self, *, has_listed: bool) -> None:
-        """Raise IllegalStateError if there is no decision topic. `has_listed`: as of the metadata of a listing."""
+    def check_presence(self) -> None:
+        """Raise IllegalStateError if there is no decision topic."""
         ...
 
     def last_records(self) -> PrefixRecords:
@@ -183,10 +183,11 @@ class ExactlyOnceDriver:
                 driver = self._note_finished(driver, last, 0)
             held, last = driver.producer, last.finished()
             driver = self._next_of(held)
-        goes_on_from_own = last is not None and last is known
-        left = () if goes_on_from_own else self._others_open(driver, ())
-        self._abort_all(left if left and self._current(driver) else ())
-        self._cluster.check_presence(has_listed=not goes_on_from_own)
+        if last is not None and last is known:
+            self._cluster.check_presence()  # else the topic was read, or a claim has it
+        else:
+            left = self._others_open(driver, ())
+            self._abort_all(left if left and self._current(driver) else ())
         is_adopted = first_use is not None and first_use.is_adopted
         return BatchStart.after(last, self.prefix, driver, self._cluster.place, is_adopted=is_adopted)
 

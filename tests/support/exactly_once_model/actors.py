@@ -132,11 +132,8 @@ class ModelDriverCluster:
     def init_producer_id(self, transactional_id: str, held: ProducerIdAndEpoch | None) -> ProducerIdAndEpoch:
         return init_producer_id(self.world, transactional_id, held or (-1, -1))
 
-    def check_presence(self, *, has_listed: bool) -> None:
-        if has_listed:
-            self.world.check_topic()
-        else:
-            self.world.request("look for the decision topic", self.world.check_topic)
+    def check_presence(self) -> None:
+        self.world.request("look for the decision topic", self.world.check_topic)
 
     def last_decision(self) -> Decision | None:
         return self.last_records().decision

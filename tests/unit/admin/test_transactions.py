@@ -246,6 +246,45 @@ def test_broker_that_answers_slowly_is_waited_for(bench: CoordinatorBench, delay
     assert listed(bench) == [("a", 0), ("b", 1), ("c", 2)]
 
 
+def test_listing_asks_for_brokers_without_their_topics(bench: CoordinatorBench) -> None:
+    bench.open("a")
+    before = len(bench.asked(ApiKey.METADATA))
+    assert listed(bench) == [("a", 0)]
+    (asked,) = bench.asked(ApiKey.METADATA)[before:]
+    assert asked.request.topics == ()
+
+
+def test_listing_asks_a_broker_that_has_joined_since_the_last_metadata(bench: CoordinatorBench) -> None:
+    bench.cluster.live_node_ids.discard(2)
+    assert bench.coordinator.creation.count(PLACE.topic, bench.timer())
+    bench.cluster.live_node_ids.add(2)
+    bench.open("a", "b", "c")
+    assert listed(bench) == [("a", 0), ("b", 1), ("c", 2)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "limit_ms"),
+    [
+        (faults.delay(2_400), 2_500),
+        (faults.fail_with(ErrorCode.rebootstrap_required), 100),
+        (faults.change(lambda body: {**body, "brokers": ()}), 100),
+    ],
+    ids=["slow", "refuses", "names none"],
+)
+def test_if_one_broker_does_not_name_the_others_metadata_is_updated(
+    bench: CoordinatorBench, fault: faults.Hook, limit_ms: int
+) -> None:
+    bench.open("a", "b", "c")
+    assert listed(bench) == [("a", 0), ("b", 1), ("c", 2)]
+    before, started_ms = len(bench.asked(ApiKey.METADATA)), bench.rig.now_ms
+    bench.cluster.on(ApiKey.METADATA, fault)
+    assert listed(bench) == [("a", 0), ("b", 1), ("c", 2)]
+    assert bench.rig.now_ms - started_ms <= limit_ms
+    topics = [exchange.request.topics for exchange in bench.asked(ApiKey.METADATA)[before:]]
+    assert topics[0] == ()
+    assert topics[1] != ()
+
+
 def test_listing_without_one_broker_raises_its_name(bench: CoordinatorBench) -> None:
     bench.cluster.on(ApiKey.LIST_TRANSACTIONS, faults.lose_response(), node_id=1, times=None)
     started_ms = bench.rig.now_ms
