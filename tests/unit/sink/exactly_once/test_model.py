@@ -43,14 +43,7 @@ GRAVE = (Fault.CRASH_AFTER, Fault.TIMEOUT_AFTER, Fault.OTHER_DRIVER, Fault.EXPIR
 
 LOSSES = (Fault.TOPIC_GONE, Fault.TOPIC_EMPTIED)
 
-VARIANTS_OF_PAIRS = [pytest.param(each, marks=[] if each == (2, False) else pytest.mark.slow) for each in VARIANTS]
-
 each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: f"version {variant[0]}, {variant[1]}")
-
-
-each_variant_of_pairs = pytest.mark.parametrize(
-    "variant", VARIANTS_OF_PAIRS, ids=lambda variant: f"version {variant[0]}, {variant[1]}"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -80,26 +73,23 @@ def test_any_two_grave_faults_in_one_batch(world_class: type[World], variant: Va
     assert explore(world_class, variant, 2, kinds, batches=1) > 600
 
 
-@each_variant_of_pairs
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(each, marks=[] if each is Fault.OTHER_ROWS else pytest.mark.slow, id=each.name)
-        for each in sorted(CHANGE_FAULTS, key=lambda fault: fault.name)
-    ],
-)
+@pytest.mark.slow
+@each_variant
+@pytest.mark.parametrize("change", sorted(CHANGE_FAULTS, key=lambda fault: fault.name), ids=lambda fault: fault.name)
 def test_any_change_of_a_batch_beside_a_crash(variant: Variant, change: Fault) -> None:
     other = Fault.OTHER_DRIVER if variant == (2, False) else Fault.CRASH_AFTER
     assert explore(World, variant, 2, (change, other), batches=1) > 600
 
 
-@each_variant_of_pairs
+@pytest.mark.slow
+@each_variant
 @pytest.mark.parametrize("world_class", [World, BegunWorld])
 def test_decision_topic_lost_at_any_request_beside_a_crash(variant: Variant, world_class: type[World]) -> None:
     assert explore(world_class, variant, 2, (*LOSSES, Fault.CRASH_BEFORE), batches=1) > 600
 
 
-@each_variant_of_pairs
+@pytest.mark.slow
+@each_variant
 def test_decision_topic_lost_at_any_request_beside_another_driver(variant: Variant) -> None:
     assert explore(BegunWorld, variant, 2, (*LOSSES, Fault.OTHER_DRIVER), batches=1) > 600
 
@@ -109,18 +99,16 @@ def test_first_batch_without_rows_under_any_one_fault(variant: Variant) -> None:
     assert explore(broken.BeginsEmpty, variant, 1) > 400
 
 
-@each_variant_of_pairs
+@pytest.mark.slow
+@each_variant
 def test_late_attempt_with_a_pending_marker_beside_a_crash(variant: Variant) -> None:
     assert explore(World, variant, 2, (Fault.STALLED, Fault.CRASH_BEFORE), batches=1) > 600
 
 
-@each_variant_of_pairs
+@pytest.mark.slow
+@each_variant
 @pytest.mark.parametrize(
-    "other",
-    [
-        pytest.param(each, marks=[] if each is Fault.CRASH_BEFORE else pytest.mark.slow, id=each.name)
-        for each in (Fault.CRASH_BEFORE, Fault.TIMEOUT_AFTER, Fault.OTHER_DRIVER)
-    ],
+    "other", [Fault.CRASH_BEFORE, Fault.TIMEOUT_AFTER, Fault.OTHER_DRIVER], ids=lambda fault: fault.name
 )
 def test_end_markers_left_out_beside_another_fault(variant: Variant, other: Fault) -> None:
     assert explore(World, variant, 2, (Fault.LEFT_OUT, other), batches=1) > 600
