@@ -18,7 +18,7 @@ import spark_kafka_sink.sink.pyspark_versions  # noqa: F401 - raises if PySpark 
 
 import pyarrow as pa
 from pyspark.sql import types as spark_types
-from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType, UserDefinedType
+from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructField, StructType, UserDefinedType
 
 from spark_kafka_sink.common.errors import ConfigError, SchemaError
 from spark_kafka_sink.serialization.column_format import AVRO
@@ -148,6 +148,26 @@ def check_formats(config: SinkConfig, schema: StructType) -> None:
         with_column_formats(replace(config, formats=replace(config.formats, registry=None)), schema)
 
 
+def nullable_struct(schema: StructType) -> StructType:
+    """Return the type with fields, elements and values of maps that may all be null.
+
+    Spark gives `format` the type of each micro-batch's optimized plan: a part of the plan without new rows is left out,
+    and a field that may be null in that part only may not be null any more. A schema that is made of such a type would
+    change from batch to batch.
+    """
+    return StructType([StructField(each.name, _nullable(each.dataType), True, each.metadata) for each in schema.fields])
+
+
+def _nullable(data_type: DataType) -> DataType:
+    if isinstance(data_type, StructType):
+        return nullable_struct(data_type)
+    if isinstance(data_type, ArrayType):
+        return ArrayType(_nullable(data_type.elementType), True)
+    if isinstance(data_type, MapType):
+        return MapType(_nullable(data_type.keyType), _nullable(data_type.valueType), True)
+    return data_type
+
+
 def arrow_type(data_type: DataType, path: str, time_zone: str = UTC) -> pa.DataType:
     """Return the Arrow type in which a task gets a column of this type. Raises SchemaError with the path of the field
     for a type that Spark does not hand over, or not in a form that a format takes.
@@ -166,6 +186,8 @@ def _struct(data_type: Any, path: str, zone: str) -> pa.DataType:
     if twice := [name for name, count in Counter(data_type.names).items() if count > 1]:
         # Spark 4.0 gives the columns of a task a_0 and a_1 in place of them; 3.5 and 4.2 refuse them
         raise SchemaError(f"{path}: two fields have the name '{twice[0]}'. Rename one of them.")
+    if cut := [name for name in data_type.names if "\0" in name]:  # Arrow's names end there
+        raise SchemaError(f"{path}: the name {cut[0]!r} of a field has the character NUL. Rename the field.")
     return pa.struct(
         [
             _field(each.name, arrow_type(each.dataType, f"{path}.{each.name}", zone), each.nullable)

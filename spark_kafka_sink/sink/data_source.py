@@ -46,7 +46,7 @@ from spark_kafka_sink.common.errors import ConfigError, IllegalStateError, Kafka
 from spark_kafka_sink.producer.writes import WriteReport
 from spark_kafka_sink.sink.arrow_writer import write_all
 from spark_kafka_sink.sink.batch_run import NO_QUERY, BatchRun, QueryIds, Stopwatch
-from spark_kafka_sink.sink.column_formats import check_formats, with_column_formats
+from spark_kafka_sink.sink.column_formats import check_formats, nullable_struct, with_column_formats
 from spark_kafka_sink.sink.dead_letters import check_limit, log_letters
 from spark_kafka_sink.sink.delivery import ReportColumns, TaskDelivery, report_rows
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
@@ -155,7 +155,7 @@ class KafkaSinkDataSource(DataSource):
             writer = KafkaStreamWriter(config)
         writer.query_name = given.get(QUERY_NAME) or None
         if config.formats is not None:
-            writer.schema = schema
+            writer.schema = nullable_struct(schema)
             writer.stream = given.get("checkpointlocation")
         writer.lineage = self._lineage(config, schema, is_stream=True)
         known = given.get("checkpointlocation") or writer.query_name

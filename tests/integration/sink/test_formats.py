@@ -200,6 +200,33 @@ def test_avro_is_read_back_by_fastavro(
     }
 
 
+@pytest.mark.parametrize("call", [pytest.param("format", marks=FORMAT.needed), "foreachBatch"])
+def test_each_batch_of_a_union_has_the_avro_schema_of_the_stream(
+    spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str], tmp_path: Path, call: str
+) -> None:
+    """Bug: by `format`, a batch with rows of the second part only had the schema of that part, without an error."""
+
+    def part(name: str, files: int, number: str) -> DataFrame:
+        for _ in range(files):
+            spark.range(3).coalesce(1).write.mode("append").parquet(str(tmp_path / name))
+        stream = spark.readStream.schema("id BIGINT").option("maxFilesPerTrigger", 1).parquet(str(tmp_path / name))
+        return stream.selectExpr(f"struct({number} AS n) AS value")
+
+    rows = part("nullable", 1, "id").union(part("never null", 2, "coalesce(id, 0L)"))
+    topic = new_topic(1)
+    options = {"kafka.bootstrap.servers": kafka_broker.bootstrap_servers, "topic": topic, "value.format": "avro"}
+    writer = rows.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+    if call == "format":
+        writer = writer.format("kafka_sink").options(**options)
+    else:
+        writer = writer.foreachBatch(KafkaSink(options).write_batch)
+    query = writer.start()
+    query.awaitTermination()
+    assert len(query.recentProgress) > 1
+    values = [record.value() for record in read_topic(kafka_broker.bootstrap_servers, topic, 1)]
+    assert sorted(values) == sorted([b"\0\0", b"\0\2", b"\0\4"] * 3)
+
+
 def _plain(value: Any) -> Any:
     """Return a value in which equal times and bytes are equal, whichever library made them."""
     if isinstance(value, dict):

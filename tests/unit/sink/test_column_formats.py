@@ -115,6 +115,13 @@ def test_two_fields_of_one_name_are_refused_with_their_path() -> None:
     assert [field.name for field in arrow_type(StructType(twins.fields[:2]), "value")] == ["a", "A"]
 
 
+def test_field_name_with_nul_is_refused_with_its_path() -> None:
+    """Bug: the task failed without saying why."""
+    deep = StructType([StructField("in", StructType([StructField("a\0b", LongType())]))])
+    with pytest.raises(SchemaError, match=r"value\.in: the name 'a\\x00b' of a field has the character NUL"):
+        arrow_type(deep, "value")
+
+
 def test_an_array_without_a_type_for_its_elements_is_taken() -> None:
     """Bug: `array()` raised pyarrow's ValueError, "A null type field may not be non-nullable"."""
     empty = frame(a=ArrayType(NullType(), containsNull=False), m=MapType(StringType(), NullType(), False))

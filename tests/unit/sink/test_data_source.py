@@ -16,10 +16,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceArrowWriter, DataSourceStreamArrowWriter
 from pyspark.sql.types import (
+    ArrayType,
     CalendarIntervalType,
     DataType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -38,6 +40,7 @@ from spark_kafka_sink.producer.writes import Delivered
 from spark_kafka_sink.serialization import schemas
 from spark_kafka_sink.serialization.column_format import ColumnFormat
 from spark_kafka_sink.sink import data_source, worker
+from spark_kafka_sink.sink.column_formats import arrow_type
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, KafkaStreamWriter, TaskWritten, report_of
 from spark_kafka_sink.sink.delivery import report_columns
 from spark_kafka_sink.sink.options import _warn_once
@@ -434,6 +437,30 @@ def test_a_struct_becomes_avro_in_the_task(producer: ScriptedProducer) -> None:
         received = pickle.loads(pickle.dumps(writer))
         received.write(iter([batch(value=pa.array([{"a": 1}, None], ARROW_STRUCT))]))
     assert [sent.rows("value") for sent in producer.sent] == [[(b"\0\2",), (None,)]] * 2
+
+
+def strict(nullable: bool) -> StructType:
+    """A struct with fields, elements and values of a map that may be null, or may not."""
+    inner = StructType([StructField("x", LongType(), nullable)])
+    items, prices = ArrayType(inner, nullable), MapType(StringType(), LongType(), nullable)
+    return StructType([StructField(*each, nullable) for each in (("n", LongType()), ("items", items), ("by", prices))])
+
+
+@pytest.mark.parametrize("given", [AVRO, {"value.format": "protobuf"}], ids=["avro", "protobuf"])
+def test_stream_keeps_its_schema_where_spark_finds_that_a_field_is_never_null(
+    producer: ScriptedProducer, given: dict[str, str]
+) -> None:
+    """Bug: Spark leaves a part of a union without new rows out of the plan of a micro-batch, and a field that is null
+    in that part only is not nullable then. The made schema changed from batch to batch, without an error.
+    """
+    value = {"n": 0, "items": [{"x": 1}], "by": {"a": 2}}
+    for nullable in (True, False):
+        data_type = strict(nullable)
+        writer = source(**given).streamWriter(schema(value=data_type), False)
+        received = pickle.loads(pickle.dumps(writer))
+        received.write(iter([batch(value=pa.array([value], arrow_type(data_type, "value")))]))
+    first, second = (sent.rows("value") for sent in producer.sent)
+    assert first == second
 
 
 @pytest.mark.parametrize(
