@@ -219,7 +219,7 @@ def test_each_batch_of_a_union_has_the_avro_schema_of_the_stream(
     if call == "format":
         writer = writer.format("kafka_sink").options(**options)
     else:
-        writer = writer.foreachBatch(KafkaSink(options).write_batch)
+        writer = writer.foreachBatch(KafkaSink(options).write_batch)  # type: ignore[arg-type]
     query = writer.start()
     query.awaitTermination()
     assert len(query.recentProgress) > 1

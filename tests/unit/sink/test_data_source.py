@@ -443,7 +443,8 @@ def strict(nullable: bool) -> StructType:
     """A struct with fields, elements and values of a map that may be null, or may not."""
     inner = StructType([StructField("x", LongType(), nullable)])
     items, prices = ArrayType(inner, nullable), MapType(StringType(), LongType(), nullable)
-    return StructType([StructField(*each, nullable) for each in (("n", LongType()), ("items", items), ("by", prices))])
+    fields = {"n": LongType(), "items": items, "by": prices}
+    return StructType([StructField(name, data_type, nullable) for name, data_type in fields.items()])
 
 
 @pytest.mark.parametrize("given", [AVRO, {"value.format": "protobuf"}], ids=["avro", "protobuf"])

@@ -75,7 +75,7 @@ def test_any_two_grave_faults_in_one_batch(world_class: type[World], variant: Va
 
 @pytest.mark.slow
 @each_variant
-@pytest.mark.parametrize("change", sorted(CHANGE_FAULTS, key=lambda fault: fault.name), ids=lambda fault: fault.name)
+@pytest.mark.parametrize("change", [pytest.param(each, id=each.name) for each in sorted(CHANGE_FAULTS, key=str)])
 def test_any_change_of_a_batch_beside_a_crash(variant: Variant, change: Fault) -> None:
     other = Fault.OTHER_DRIVER if variant == (2, False) else Fault.CRASH_AFTER
     assert explore(World, variant, 2, (change, other), batches=1) > 600
@@ -108,7 +108,8 @@ def test_late_attempt_with_a_pending_marker_beside_a_crash(variant: Variant) -> 
 @pytest.mark.slow
 @each_variant
 @pytest.mark.parametrize(
-    "other", [Fault.CRASH_BEFORE, Fault.TIMEOUT_AFTER, Fault.OTHER_DRIVER], ids=lambda fault: fault.name
+    "other",
+    [pytest.param(each, id=each.name) for each in (Fault.CRASH_BEFORE, Fault.TIMEOUT_AFTER, Fault.OTHER_DRIVER)],
 )
 def test_end_markers_left_out_beside_another_fault(variant: Variant, other: Fault) -> None:
     assert explore(World, variant, 2, (Fault.LEFT_OUT, other), batches=1) > 600
