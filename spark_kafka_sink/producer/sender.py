@@ -6,10 +6,12 @@ test runs it turn by turn. Reference: org.apache.kafka.clients.producer.internal
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 from spark_kafka_sink.client.backoff import FOREVER_MS
@@ -62,6 +64,30 @@ class _MetadataWatch:
             identity.leaders_are_new(topics)
 
 
+class _Left(enum.Enum):
+    """What a close still waits for."""
+
+    RECORDS = "records, requests, or the end of a transaction"
+    TELEMETRY = "the last push"
+    NOTHING = "nothing"
+
+
+def _left_to_do(
+    client: KafkaClient,
+    accumulator: RecordAccumulator,
+    transactions: TransactionManager | None,
+    telemetry: ClientTelemetry | None,
+    clock: Clock,
+) -> _Left:
+    """Return what a close must wait for. Telemetry counts only once everything else is done."""
+    is_ending = transactions is not None and transactions.is_completing
+    is_waiting = client.in_flight_request_count() > (0 if telemetry is None else telemetry.in_flight)
+    if accumulator.has_undrained or is_waiting or is_ending:
+        return _Left.RECORDS
+    is_pushing = telemetry is not None and telemetry.is_ending(clock.now_ms())
+    return _Left.TELEMETRY if is_pushing else _Left.NOTHING
+
+
 class Sender:
     """The loop of the Sender thread."""
 
@@ -111,6 +137,9 @@ class Sender:
         self._until_end.acquire()
         self._thread_id: int | None = None
         self._is_running, self._is_forced = True, False
+        self._left_to_do = partial(_left_to_do, client, accumulator, self._transactions, telemetry, clock)
+        self._left: _Left | None = None
+        """What a close waited for as this turn began. None before the close."""
         self._failed_turn: tuple[Exception, int] | None = None
         """The error and time of the last failed turn."""
 
@@ -129,7 +158,8 @@ class Sender:
             while not self._is_forced:
                 if self._transactions is not None:
                     self._transactions.abort_open_transaction()  # also after a commit in progress has failed
-                if not self._has_work():
+                self._left = self._left_to_do()
+                if self._left is _Left.NOTHING:
                     break
                 self._run_safely()
         except BaseException as cause:  # SystemExit, for example: it ends the thread, not a turn
@@ -159,15 +189,6 @@ class Sender:
             if self._telemetry is not None:
                 last_first.callback(self._telemetry.close)
             self._metrics.requests_in_flight = 0
-
-    def _has_work(self) -> bool:
-        """Return whether a close must wait. Telemetry counts only once everything else is done."""
-        is_ending = self._transactions is not None and self._transactions.is_completing
-        telemetry = self._telemetry
-        is_waiting = self._client.in_flight_request_count() > (0 if telemetry is None else telemetry.in_flight)
-        if self._accumulator.has_undrained or is_waiting or is_ending:
-            return True
-        return telemetry is not None and telemetry.is_ending(self._clock.now_ms())
 
     def _run_safely(self) -> None:
         try:
@@ -244,6 +265,8 @@ class Sender:
 
     def _poll(self, timeout_ms: int, now_ms: int) -> None:
         self._metrics.requests_in_flight = self._client.in_flight_request_count()
+        if self._left is not None and self._left_to_do() is not self._left:
+            timeout_ms = 0  # this turn ended what the close waited for, so perhaps no answer would end the poll
         self._client.poll(min(timeout_ms, self._telemetry_ms), now_ms)
 
     def wakeup(self) -> None:

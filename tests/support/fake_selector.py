@@ -102,7 +102,7 @@ class FakeSelector:
         self._connections: dict[str, _Connection] = {}
         self._events: list[tuple[int, int, Callable[[], object]]] = []
         self._next_event = 0
-        self._is_woken = False
+        self.is_woken = False
         self._is_closed = False
         self._lost: dict[str, ChannelState] = {}
         self.completed_sends: list[NetworkSend] = []
@@ -172,13 +172,13 @@ class FakeSelector:
             self._take_sends()
             self._run_due()
             self._hand_over()
-            if self._is_woken or self._has_results():
+            if self.is_woken or self._has_results():
                 break
             next_ms = self._events[0][0] if self._events else deadline_ms
             if self._clock.now_ms() >= deadline_ms:
                 break
             self._clock.advance_to(min(next_ms, deadline_ms))
-        self._is_woken = False
+        self.is_woken = False
         counts = self.counts.at(self._clock.now_ms())
         counts.selects += 1
         counts.wait_ms += self._clock.now_ms() - began_ms
@@ -186,7 +186,7 @@ class FakeSelector:
         self._lost.clear()
 
     def wakeup(self) -> None:
-        self._is_woken = True
+        self.is_woken = True
 
     # ---- actions of tests ------------------------------------------------------------------------------------------
 

@@ -258,6 +258,7 @@ class ProducerHarness:
     def close(self) -> None:
         """Close as the Sender's thread would: drain, then end."""
         self.producer.close()
+        self.selector.is_woken = False  # it has ended the poll that waited
         self.producer.sender.run()
 
     # ---- state -------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -1030,6 +1031,17 @@ def test_close_sends_queued_records_without_lingering() -> None:
     assert harness.now_ms - start_ms < 1_000
     assert harness.selector.connection_ids == []
     assert harness.metadata.is_closed
+
+
+def test_close_does_not_wait_after_records_that_cannot_be_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: nothing was sent, and the Sender waited for an answer until the close was forced."""
+    harness = warm()
+    delivery = harness.send(b"x")
+    monkeypatch.setattr(ProducerBatch, "seal", Mock(side_effect=ValueError))
+    start_ms = harness.now_ms
+    harness.close()
+    assert "could not be encoded" in str(delivery.error)
+    assert harness.now_ms == start_ms
 
 
 def test_a_close_ends_the_poll_that_waits() -> None:

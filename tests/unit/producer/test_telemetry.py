@@ -10,6 +10,7 @@ import logging
 import sys
 import uuid
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.producer_harness import AT_ONCE, TOPIC, ProducerHarness
@@ -22,6 +23,7 @@ from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import IllegalStateError, SaslAuthenticationError
 from spark_kafka_sink.producer import telemetry_payload
+from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.telemetry import LAST_PUSH_MS, ClientTelemetry, Code, State, kafka_text
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.codecs import Codec
@@ -617,6 +619,16 @@ def test_close_waits_a_second_for_the_last_push_and_no_longer() -> None:
     harness.close()
     assert pushed(harness) == 1
     assert LAST_PUSH_MS <= harness.now_ms - before_ms <= LAST_PUSH_MS + 10
+
+
+def test_last_push_is_sent_at_once_if_the_last_record_cannot_be_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness, _ = collecting()
+    harness.send()
+    monkeypatch.setattr(ProducerBatch, "seal", Mock(side_effect=ValueError))
+    before_ms = harness.now_ms
+    harness.close()
+    assert pushed(harness) == 1
+    assert harness.now_ms - before_ms < 10
 
 
 def test_close_does_not_wait_for_a_question_in_flight() -> None:

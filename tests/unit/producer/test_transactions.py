@@ -29,6 +29,7 @@ from spark_kafka_sink.common.errors import (
     CoordinatorLoadInProgressError,
     IllegalStateError,
     InvalidRecordError,
+    InvalidTopicError,
     KafkaError,
     KafkaTimeoutError,
 )
@@ -373,6 +374,19 @@ def test_close_aborts_the_open_transaction(version: int) -> None:
     assert delivery.error is None
     assert harness.coordinated.state == "CompleteAbort"
     assert harness.committed() == []
+
+
+@both_versions
+@pytest.mark.parametrize("topic", [None, "not/valid"])
+def test_close_does_not_wait_after_an_empty_transaction(version: int, topic: str | None) -> None:
+    """Bug: its end needs no request, and then the Sender waited for an answer until the close was forced."""
+    harness = TransactionHarness(version).started()
+    if topic is not None:
+        assert isinstance(harness.producer.send(topic, b"a").exception(), InvalidTopicError)
+    start_ms = harness.now_ms
+    harness.close()
+    assert harness.now_ms == start_ms
+    assert harness.calls() == []
 
 
 @both_versions
