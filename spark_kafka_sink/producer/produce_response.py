@@ -28,6 +28,7 @@ from spark_kafka_sink.common.errors import (
     OutOfOrderSequenceError,
     RecordTooLargeError,
     RequestTimedOutError,
+    TransactionalIdAuthorizationError,
     UnknownProducerIdError,
     UnknownTopicOrPartitionError,
     error_for_code,
@@ -37,7 +38,7 @@ from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_accumulator import RecordAccumulator
-from spark_kafka_sink.producer.transactions import Idempotence, give_up_after_fault
+from spark_kafka_sink.producer.transactions import Idempotence, TransactionManager, give_up_after_fault
 from spark_kafka_sink.protocol.versions import Message, to_ms
 
 log = logging.getLogger(__name__)
@@ -263,7 +264,7 @@ class BatchOutcomes:
         timed_out = batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms)
         if batch.was_sent_in_larger and isinstance(error, OutOfOrderSequenceError):
             error = OutOfOrderSequenceError(_NOT_KNOWN)
-        reported = self.expiry_error(batch) if error.retriable and timed_out else _located(error, batch)
+        reported = self.expiry_error(batch) if error.retriable and timed_out else self._located(error, batch)
         own = {index: _record_error(error, text, batch, index) for index, text in outcome.record_errors.items()}
         if own:
             reported = reported.reworded(
@@ -272,6 +273,17 @@ class BatchOutcomes:
             )
         self._fail(batch, reported, own, now_ms)
         self._accumulator.deallocate(batch)
+
+    def _located(self, error: KafkaError, batch: ProducerBatch) -> KafkaError:
+        """Return the error with its place. A permission is one for the topic, or for the transactional id, so a
+        partition would mislead.
+        """
+        owner = self._idempotence
+        if isinstance(error, TransactionalIdAuthorizationError) and isinstance(owner, TransactionManager):
+            return error.reworded(f"transactional.id {owner.transactional_id}: {error}")
+        if isinstance(error, AuthorizationError):
+            return error.at(topic=batch.topic_partition.topic)
+        return error.at(topic_partition=batch.topic_partition)
 
     def _fail(self, batch: ProducerBatch, error: KafkaError, record_errors: dict[int, KafkaError], now_ms: int) -> None:
         """Fail the batch. The state is updated before callbacks run.
@@ -461,13 +473,6 @@ def _refusal(partition: Message) -> PartitionOutcome:
 
 def _to_epoch_ms(moment: datetime | None) -> int | None:
     return None if moment is None else round(moment.timestamp() * 1000)
-
-
-def _located(error: KafkaError, batch: ProducerBatch) -> KafkaError:
-    """Return the error with its place. A permission is one for the topic, so a partition would mislead."""
-    if isinstance(error, AuthorizationError):
-        return error.at(topic=batch.topic_partition.topic)
-    return error.at(topic_partition=batch.topic_partition)
 
 
 def _record_error(error: KafkaError, text: str | None, batch: ProducerBatch, index: int) -> KafkaError:

@@ -9,7 +9,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 from support.producer_harness import TOPIC, Delivery
 from support.scripted_broker import faults
-from support.transaction_harness import TransactionHarness
+from support.transaction_harness import ID, TransactionHarness
 from support.transaction_steps import SHORT, SMALL, aborted_and_next_works, both_versions, warm
 
 from spark_kafka_sink.common.errors import (
@@ -169,6 +169,16 @@ def test_permanent_error_about_the_producer_is_fatal(
     for call in (harness.producer.abort_transaction, harness.producer.commit_transaction):
         with pytest.raises(error_class):
             call()
+
+
+@both_versions
+def test_refused_transactional_id_is_named_instead_of_the_topic(version: int) -> None:
+    """Bug: "Topic flights: Not authorized for the transactional id: grant WRITE and DESCRIBE on it." """
+    harness = warm(version)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(TransactionalIdAuthorizationError))
+    refused = harness.send(b"a", partition=0)
+    harness.settle()
+    assert str(refused.error) == f"transactional.id {ID}: {TransactionalIdAuthorizationError.sentence}"
 
 
 @both_versions
