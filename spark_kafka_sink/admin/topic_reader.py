@@ -47,6 +47,10 @@ _ABORT_KEY_TYPE: Final = 0
 _MAX_WAIT_MS: Final = 500
 _CONTRADICTION: Final = "The answer names the partition more than once, with different offsets."
 _NO_OFFSET: Final = "The answer has neither an offset nor an error."
+_NOT_GRANTED: Final = {
+    "ListOffsets": "Not authorized for the topic: grant DESCRIBE on it, which READ includes.",
+    "Fetch": "Not authorized for the topic: grant READ on it.",
+}
 _Sent = tuple[RequestFuture[ClientResponse], list[TopicPartition]]
 _FIRST_TAIL: Final = 32
 _FIRST_PAUSE_MS: Final = 2
@@ -172,8 +176,7 @@ class TopicReader:
                 if outcomes:
                     patience.endure(DisconnectError(_CONTRADICTION, topic_partition=topic_partition))
                 elif code:
-                    error = error_for_code(code, api="ListOffsets")
-                    patience.endure(error.at(topic_partition=topic_partition))
+                    patience.endure(_refusal(code, "ListOffsets", topic_partition))
                 elif offset < 0 and timestamp < 0:  # taken for an end, it would hide all records
                     patience.endure(DisconnectError(_NO_OFFSET, topic_partition=topic_partition))
                 else:
@@ -332,8 +335,7 @@ class TopicReader:
             if topic_partition not in unanswered:
                 continue
             if answer.error_code != 0:
-                error = error_for_code(int(answer.error_code), api="Fetch")
-                patience.endure(error.at(topic_partition=topic_partition))
+                patience.endure(_refusal(int(answer.error_code), "Fetch", topic_partition))
                 continue
             unanswered.discard(topic_partition)
             records = _records(reading, topic_partition, answer, self._limits)
@@ -362,6 +364,14 @@ def _answers(
     for topic in getattr(body, topics_field):
         for partition in topic.partitions:
             yield TopicPartition(str(getattr(topic, name_field)), int(partition.partition_index)), partition
+
+
+def _refusal(error_code: int, api: str, topic_partition: TopicPartition) -> KafkaError:
+    """Return the error of a partition. It names the permission that `api` needs, because its own text names those for
+    writing.
+    """
+    text = _NOT_GRANTED[api] if error_code == TopicAuthorizationError.error_code else ""
+    return error_for_code(error_code, text, api).at(topic_partition=topic_partition)
 
 
 def _records(
@@ -543,10 +553,12 @@ class TopicTail:
 
 @contextmanager
 def _permission(operation: str) -> Iterator[None]:
-    """Return the error with the permission for reading. Its own text names those for writing."""
+    """Return the error with the permission for reading. The text of metadata's error names those for writing."""
     try:
         yield
     except TopicAuthorizationError as error:
+        if error.topic_partition is not None:  # the text of a partition's error names the right permission
+            raise
         raise error.reworded(f"{error} To read, {operation} is enough.") from error
 
 
