@@ -110,14 +110,18 @@ class SaslAuthenticator:
         rng: random.Random,
         run_slow: StepRunner,
         wakeup: Callable[[], None],
+        advice: str = "",
     ) -> None:
-        """`description` names node and address for errors; `wakeup` ends the poll that waits, from any thread."""
+        """`description` names node and address for errors; `wakeup` ends the poll that waits, from any thread.
+        `advice` is a sentence for the error of a refused login: what to check.
+        """
         self._description = description
         self._make_mechanism = make_mechanism
         self._client_id = client_id
         self._rng = rng
         self._run_slow = run_slow
         self._wakeup = wakeup
+        self._advice = advice
         self._correlation_ids = itertools.cycle(range(FIRST_CORRELATION_ID, FIRST_CORRELATION_ID + _CORRELATION_IDS))
         self._versions: NodeApiVersions | None = None
         self._mechanism: SaslMechanism | None = None
@@ -263,6 +267,8 @@ class SaslAuthenticator:
             message = message.replace(secret.reveal(), "***")
         error = error_for_code(error_code, message, api)
         text = f"{self._description} refuses the login by SASL {self._current.name}: {error}"
+        if isinstance(error, SaslAuthenticationError) and self._advice:  # the others do not refuse the credentials
+            text = f"{text.rstrip('.')}. {self._advice}"
         if isinstance(error, AuthenticationError) or error.retriable:
             return error.reworded(text)
         refusal = SaslAuthenticationError(text)

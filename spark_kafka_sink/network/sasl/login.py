@@ -15,7 +15,7 @@ from typing import Final, Generic, TypeVar
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError, RetriableError
-from spark_kafka_sink.common.texts import Secret
+from spark_kafka_sink.common.texts import Secret, one_line
 from spark_kafka_sink.network.sasl.authenticator import SaslAuthenticator, SaslMechanism, Step
 from spark_kafka_sink.network.sasl.aws_msk_iam import msk_token_provider, region_of
 from spark_kafka_sink.network.sasl.gssapi import GssapiMechanism, KerberosLogin
@@ -58,6 +58,7 @@ def run_aside(run: Callable[[], T], on_done: Callable[[], None]) -> Step[T]:
 
 
 _EXTENSION: Final = "extension_"
+_ACCEPTED: Final = "its issuer, audience, scope and end must be what the broker accepts."
 
 MechanismFactory = Callable[[str], SaslMechanism]
 """Host → the mechanism of one authentication with it."""
@@ -78,11 +79,12 @@ class AuthenticatorFactory:
         self._make_mechanism = mechanism_factory(config, clock, rng)
         self._client_id = config.client_id
         self._rng = rng
+        self._advice = _what_to_check(config)
 
     def __call__(self, description: str, host: str, wakeup: Callable[[], None]) -> SaslAuthenticator:
         """See `AuthenticatorFactory` in `network.selector`."""
         return SaslAuthenticator(
-            description, lambda: self._make_mechanism(host), self._client_id, self._rng, run_aside, wakeup
+            description, lambda: self._make_mechanism(host), self._client_id, self._rng, run_aside, wakeup, self._advice
         )
 
 
@@ -152,6 +154,22 @@ _FACTORIES: Final[Mapping[str, Callable[[ProducerConfig, Clock, random.Random], 
 
 def _credentials(config: ProducerConfig) -> tuple[str, Secret]:
     return config.jaas_option("username") or "", Secret(config.jaas_option("password") or "")
+
+
+def _what_to_check(config: ProducerConfig) -> str:
+    """Return a sentence for a refused login: the options, and the user, but no secret."""
+    if config.sasl_mechanism == "OAUTHBEARER":
+        is_given = config.sasl_oauthbearer_token_provider is not None
+        source = "provider" if is_given else "endpoint.url"
+        return f"Check the token of sasl.oauthbearer.token.{source}: {_ACCEPTED}"
+    if config.sasl_mechanism == "AWS_MSK_IAM":
+        return "Check the AWS credentials of this machine, and the profile or role of sasl.jaas.config if it names one."
+    if config.sasl_mechanism == "GSSAPI":
+        return "Check sasl.kerberos.service.name, and the principal of sasl.jaas.config or of the ticket."
+    username, password = _credentials(config)
+    if password.reveal() in username:  # the name would show the password
+        return "Check the user and the password in sasl.jaas.config."
+    return f"Check the user and the password in sasl.jaas.config: the user is {one_line(username)!r}."
 
 
 def _oidc(config: ProducerConfig, clock: Clock) -> TokenProvider:

@@ -194,6 +194,7 @@ def test_wrong_password_is_refused(server: ScriptedServer, cluster: ScriptedClus
         return
     text = refused(server, cluster, SaslAuthenticationError, **settings)
     assert "refuses the login by SASL SCRAM-SHA-256: Authentication failed during" in text
+    assert "sasl.jaas.config: the user is 'alice'." in text
 
 
 @pytest.mark.parametrize("offered", [["PLAIN"], [], ["PLAIN", "scram-sha-256"]])

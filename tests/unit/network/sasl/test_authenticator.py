@@ -86,7 +86,13 @@ class Rig:
         self.steps: list[LaterStep] = []
         self.woken = 0
         self.authenticator = SaslAuthenticator(
-            "Node 7 at there:1", lambda: self.mechanisms.pop(0), "client", random.Random(seed), self._later, self._wake
+            "Node 7 at there:1",
+            lambda: self.mechanisms.pop(0),
+            "client",
+            random.Random(seed),
+            self._later,
+            self._wake,
+            "Check this.",
         )
         self.asked: list[tuple[int, int, int]] = []
         """(api key, version, correlation id) of each request."""
@@ -273,6 +279,8 @@ def test_refusal_becomes_the_error_of_its_code(code: int, kind: type[KafkaError]
     with pytest.raises(kind, match=r"there:1 refuses the login by SASL TEST: no, not with \*\*\*\?!") as caught:
         rig.say(error_code=code, error_message=f"no, not with {CANARY}\n!")
     assert type(caught.value) is kind
+    refuses_credentials = code == ErrorCode.sasl_authentication_failed
+    assert str(caught.value).endswith("!. Check this." if refuses_credentials else "!")
 
 
 def test_refusal_without_text_has_the_sentence_of_its_code() -> None:

@@ -21,12 +21,17 @@ from spark_kafka_sink.network.sasl import oidc
 from spark_kafka_sink.network.sasl.authenticator import SaslMechanism
 from spark_kafka_sink.network.sasl.aws_msk_iam import region_of
 from spark_kafka_sink.network.sasl.gssapi import KerberosLogin
-from spark_kafka_sink.network.sasl.login import MechanismFactory, mechanism_factory, run_aside
+from spark_kafka_sink.network.sasl.login import AuthenticatorFactory, MechanismFactory, mechanism_factory, run_aside
 
 MSK = "b-1.demo.abc123.c2.kafka.eu-central-1.amazonaws.com:9098"
 
 
 def mechanism(name: str, jaas: str | None = None, servers: str = "localhost:9092", **settings: Any) -> SaslMechanism:
+    config = config_of(name, jaas, servers, **settings)
+    return mechanism_factory(config, FakeClock(), random.Random(1))("host.example")
+
+
+def config_of(name: str, jaas: str | None = None, servers: str = "localhost:9092", **settings: Any) -> ProducerConfig:
     given = {
         "bootstrap.servers": servers,
         "security.protocol": "SASL_SSL",
@@ -34,8 +39,43 @@ def mechanism(name: str, jaas: str | None = None, servers: str = "localhost:9092
         "sasl.jaas.config": jaas,
         **{key.replace("_", "."): value for key, value in settings.items()},
     }
-    config = ProducerConfig.from_mapping(given)
-    return mechanism_factory(config, FakeClock(), random.Random(1))("host.example")
+    return ProducerConfig.from_mapping(given)
+
+
+def advice(name: str, jaas: str | None = None, **settings: Any) -> str:
+    """Return what the error of a refused login says to check."""
+    make = AuthenticatorFactory(config_of(name, jaas, **settings), FakeClock(), random.Random(1))
+    return make("Node 1", "host.example", lambda: None)._advice
+
+
+@pytest.mark.parametrize("name", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize(
+    ("username", "user"), [("alice", ": the user is 'alice'."), ("canary", "."), ("a-canary-b", ".")]
+)
+def test_refused_login_names_the_option_and_the_user_and_no_password(name: str, username: str, user: str) -> None:
+    module = "PlainLoginModule" if name == "PLAIN" else "ScramLoginModule"
+    text = advice(name, f'{module} required username="{username}" password="canary";')
+    assert text == f"Check the user and the password in sasl.jaas.config{user}"
+
+
+@pytest.mark.parametrize(
+    ("option", "settings"),
+    [
+        ("provider", {"sasl_oauthbearer_token_provider": lambda: ("token", 1)}),
+        (
+            "endpoint.url",
+            {
+                "sasl_oauthbearer_token_endpoint_url": "https://host.example/token",
+                "sasl_oauthbearer_client_credentials_client_id": "me",
+                "sasl_oauthbearer_client_credentials_client_secret": "canary",
+            },
+        ),
+    ],
+)
+def test_refused_token_names_the_option_that_it_is_from(option: str, settings: dict[str, Any]) -> None:
+    text = advice("OAUTHBEARER", **settings)
+    assert f"sasl.oauthbearer.token.{option}:" in text
+    assert "canary" not in text
 
 
 def test_plain_login_is_made_from_the_settings() -> None:
