@@ -13,14 +13,17 @@ import argparse
 import json
 import re
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+
+from arguments import seconds
 
 from spark_kafka_sink.local import EmbeddedKafka
 
@@ -111,8 +114,8 @@ def draw(dashboard: dict[str, Any], by_panel: dict[int, list[tuple[str, Any, Any
     panels = [panel for panel in dashboard["panels"] if panel["type"] == "timeseries"]
     figure, axes = pyplot.subplots((len(panels) + 1) // 2, 2, figsize=(14, 16), layout="constrained")
     for axis, panel in zip(axes.flat, panels, strict=False):
-        for name, seconds, values in by_panel[panel["id"]]:
-            axis.plot(seconds, values, linewidth=1.2, label=name)
+        for name, times, values in by_panel[panel["id"]]:
+            axis.plot(times, values, linewidth=1.2, label=name)
         axis.set_title(panel["title"], fontsize=11, loc="left")
         axis.set_ylabel(UNITS[panel["fieldConfig"]["defaults"]["unit"]], fontsize=8)
         axis.set_ylim(bottom=0)
@@ -124,12 +127,12 @@ def draw(dashboard: dict[str, Any], by_panel: dict[int, list[tuple[str, Any, Any
     figure.savefig(target, dpi=75)
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prometheus", required=True, help="the program of a Prometheus server")
-    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--seconds", type=seconds, default=120)
     parser.add_argument("--output", type=Path, default=DASHBOARD.with_suffix(".png"))
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     dashboard = json.loads(DASHBOARD.read_text())
     panels = [panel for panel in dashboard["panels"] if panel["type"] == "timeseries"]
     with tempfile.TemporaryDirectory() as folder, EmbeddedKafka(3) as kafka, prometheus(given.prometheus, Path(folder)):
@@ -144,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

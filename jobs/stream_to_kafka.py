@@ -23,6 +23,7 @@ import argparse
 import contextlib
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -206,10 +207,20 @@ def parser_of_arguments() -> argparse.ArgumentParser:
     for name, flag, _, meaning in REPEATED:
         parser.add_argument(flag, dest=flag, metavar="", action="append", default=[], help=f"{meaning} [{name}NAME]")
     parser.add_argument(
-        "--grace", type=float, default=60, metavar="", help="seconds that a stop waits for the current batch [60]"
+        "--grace", type=_seconds, default=60, metavar="", help="seconds that a stop waits for the current batch [60]"
     )
     parser.add_argument("--verbose", action="store_true", help="show Spark's log and whole stack traces")
     return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds, 0 or more")
+    return seconds
 
 
 def parse_arguments(arguments: Sequence[str]) -> Settings:

@@ -20,6 +20,7 @@ BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
         ("benchmark", "--warm-up", "-1", "'-1' is not a number of seconds"),
         ("benchmark", "--warm-up", "inf", "'inf' is not a number of seconds"),
         ("benchmark", "--timeout", "soon", "'soon' is not a number of seconds"),
+        ("dashboard", "--seconds", "nan", "'nan' is not a number of seconds"),
         ("exactly_once_cost", "--tasks", "2,0", "'0' is not a number from 1 on"),
         ("exactly_once_cost", "--nodes", "2", "invalid choice: 2"),
         ("exactly_once_cost", "--rounds", "0", "not a number from 1 on"),

@@ -345,6 +345,15 @@ def test_wrong_setting_ends_with_code_2_and_one_line(capsys: pytest.CaptureFixtu
     )
 
 
+@pytest.mark.parametrize("grace", ["nan", "inf", "-1", "soon"])
+def test_grace_that_is_no_time_is_refused(grace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bug: with nan a stop waited for the current batch without a limit."""
+    with pytest.raises(SystemExit):
+        parse_arguments([f"--grace={grace}"])
+    assert f"argument --grace: {grace!r} must be a number of seconds, 0 or more" in capsys.readouterr().err
+    assert parse_arguments(["--grace=0"]).grace_s == 0
+
+
 def test_wrong_sink_option_ends_before_spark_starts(capsys: pytest.CaptureFixture[str]) -> None:
     assert stream_to_kafka.main(["--option", "kafka.lingr.ms=5"]) == 1
     assert "kafka.lingr.ms is not a producer setting" in capsys.readouterr().err
