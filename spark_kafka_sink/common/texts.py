@@ -4,6 +4,7 @@ its texts. No state; any thread.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import select
@@ -71,7 +72,12 @@ def for_stream(text: str, stream: object) -> str:
 
 
 def exit_code_of(command: Callable[[], int]) -> str | int | None:
-    """Run a command, and return its code for `sys.exit`: 141 if the reader of stdout has gone, as in `| head -1`."""
+    """Run a command, and return its code for `sys.exit`: 141 if the reader of stdout has gone, as in `| head -1`.
+
+    In place of each character that stdout cannot write, it gets an escape.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             code: str | int | None = command()

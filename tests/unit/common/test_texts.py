@@ -151,3 +151,19 @@ def test_broken_pipe_of_another_file_is_no_end_of_stdout() -> None:
                 exit_code_of(command)
         finally:
             sys.stdout = before
+
+
+def test_character_that_stdout_cannot_write_does_not_end_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: with LC_ALL=C a name or a value with ü ended each job in a traceback."""
+
+    def command() -> int:
+        print("grün ✓ \udc80")
+        return 0
+
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    assert exit_code_of(command) == 0
+    assert written.getvalue() == rb"gr\xfcn \u2713 \udc80" + b"\n"
+    for other in (None, io.StringIO()):
+        monkeypatch.setattr(sys, "stdout", other)
+        assert exit_code_of(lambda: 0) == 0

@@ -173,3 +173,17 @@ def test_summary_counts_flights_that_were_read(demo: Any) -> None:
         ["doubled", "1"],
         ["in 2 transactions that the driver aborted", "4"],
     ]
+
+
+def test_signs_that_stdout_cannot_write_do_not_end_the_demo(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: with LC_ALL=C the demo ended with 1, the code of a wrong number, at the sign of its first check."""
+    table = demo.checks_table([demo.Check("no row", True, "0")], SimpleNamespace(lines=["0 5 0.1 50", "a, b"]))
+
+    def command() -> int:
+        demo.console.print(table)
+        return 0
+
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    assert demo.exit_code_of(command) == 0
+    assert rb"\u2713" in written.getvalue()
