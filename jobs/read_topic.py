@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -148,12 +149,22 @@ def _sizes(records: pa.Table) -> pa.ChunkedArray:
 
 
 def write(records: pa.Table, output: Path) -> None:
-    """Write Parquet, or JSON lines with text for bytes (bytes that are not UTF-8 as backslash escapes)."""
-    if output.suffix == ".parquet":
-        pq.write_table(records, output)
-        return
-    with output.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, default=_json, ensure_ascii=False) + "\n" for row in _rows(records))
+    """Write Parquet, or JSON lines with text for bytes (bytes that are not UTF-8 as backslash escapes). The file gets
+    its name when it is whole. Raises OSError.
+    """
+    target = os.path.realpath(output)  # a link stays a link
+    part = Path(f"{target}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            if output.suffix == ".parquet":
+                pq.write_table(records, file)
+            else:
+                lines = (json.dumps(row, default=_json, ensure_ascii=False) for row in _rows(records))
+                file.writelines(f"{line}\n".encode() for line in lines)
+        part.replace(target)
+    finally:
+        with suppress(OSError):  # it has its name, or it was not made
+            part.unlink()
 
 
 def _rows(records: pa.Table) -> Iterator[dict[str, Any]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import runpy
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -79,6 +81,40 @@ def test_unwritable_output_is_reported_in_one_line(
     assert error.startswith(f"read_topic: {output} cannot be written: ")
     assert "No such file or directory" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_output_that_does_not_fit_leaves_no_part_of_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: a full disk left a file that was cut, in place of an earlier one that was whole."""
+    resource = pytest.importorskip("resource")
+    rows = [ROW | {"timestamp": 0, "value": random.Random(7).randbytes(1_000_000)}]
+    monkeypatch.setattr(read_topic, "read_topic", lambda *_: pa.Table.from_pylist(rows, SCHEMA))
+    output = tmp_path / f"records.{kind}"
+    output.write_text("an earlier one")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, before[1]))
+    try:
+        code = read_topic.main(["--bootstrap-servers", "h1:9092", "--topic", "t", "--output", str(output)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert code == 1
+    assert capsys.readouterr().err == f"read_topic: {output} cannot be written: File too large.\n"
+    assert [path.name for path in tmp_path.iterdir()] == [output.name]
+    assert output.read_text() == "an earlier one"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_output_replaces_an_earlier_file_behind_a_link(kind: str, tmp_path: Path) -> None:
+    output, link = tmp_path / "records", tmp_path / f"link.{kind}"
+    output.write_text("an earlier one")
+    link.symlink_to(output)
+    write(pa.Table.from_pylist([ROW | {"timestamp": 0}], SCHEMA), link)
+    assert link.is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} == {output.name, link.name}
+    found = pq.read_table(output).to_pylist() if kind == "parquet" else [json.loads(output.read_text())]
+    assert [row["offset"] for row in found] == [0]
 
 
 def test_negative_limit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
