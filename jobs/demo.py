@@ -31,8 +31,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 import pandas as pd
 import pyarrow as pa
 import pyarrow.json
-from read_topic import read_all, topic_reader
-from rich.console import Console
+from read_topic import PipedConsole, read_all, topic_reader
 from rich.table import Table
 
 from spark_kafka_sink.admin.topic_reader import TopicReader
@@ -71,7 +70,7 @@ COMPARED = [
     "time_hour",
 ]
 
-console = Console(highlight=False)
+console = PipedConsole(highlight=False)
 
 
 class Check(NamedTuple):
@@ -173,7 +172,7 @@ class Job:
 
     def _print(self) -> None:
         assert self._process.stdout is not None
-        with self._process.stdout as lines:
+        with suppress(BrokenPipeError), self._process.stdout as lines:  # the job ends by it, and then the demo
             for line in lines:
                 self.lines.append(line.rstrip())
                 console.print(f"  {self.lines[-1]}", markup=False, soft_wrap=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,6 +54,13 @@ SCHEMA = pa.schema(
 )
 WIDEST_CELL = 60
 EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+class PipedConsole(Console):
+    """Leaves a lost reader of stdout to `exit_code_of`. By itself rich ends the command with 1."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
 
 
 @contextmanager
@@ -197,7 +204,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"--output {given.output} must end in .parquet or .json")
     if given.limit < 0:
         parser.error(f"--limit {given.limit} must be 0 or more")
-    console = Console()
+    console = PipedConsole()
     try:
         records = read_topic(given.bootstrap_servers, given.topic, given.committed)
     except KafkaError as error:

@@ -9,7 +9,9 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -131,6 +133,38 @@ def test_every_command_ends_quietly_without_a_reader(file: str, monkeypatch: pyt
     with stdout_without_reader(), pytest.raises(SystemExit) as end:
         runpy.run_path(str(ROOT / file), run_name="__main__")
     assert end.value.code == 141
+
+
+def demo_that_prints() -> int:
+    import_module("demo").console.print("a line")
+    return 0
+
+
+def job_of_the_demo() -> int:
+    """The printer of its lines is the first to notice, in a thread of its own."""
+    job = import_module("demo").Job("h:1", Path())
+    job._command = [sys.executable, "-c", "for _ in range(9_999): print('a line', flush=True)"]
+    with job:
+        job.wait()
+    return 0
+
+
+def read_topic() -> int:
+    job = import_module("read_topic")
+    with patch.object(job, "read_topic", lambda *_: job.SCHEMA.empty_table()):
+        code: int = job.main(["--bootstrap-servers", "h:1", "--topic", "t"])
+    return code
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("command", [demo_that_prints, job_of_the_demo, read_topic])
+def test_console_without_a_reader_ends_as_by_sigpipe(
+    command: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: rich ended `read_topic | head -1` and the demo with 1, the code of a failure."""
+    monkeypatch.syspath_prepend(str(ROOT / "jobs"))  # as for a script that is started
+    with stdout_without_reader():
+        assert exit_code_of(command) == 141
 
 
 def test_code_of_a_command_that_is_read_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
