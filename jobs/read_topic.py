@@ -224,4 +224,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(lambda: main(sys.argv[1:])))
+    try:
+        sys.exit(exit_code_of(lambda: main(sys.argv[1:])))
+    except KeyboardInterrupt:
+        sys.exit(130)

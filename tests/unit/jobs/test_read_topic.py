@@ -17,6 +17,7 @@ from rich.console import Console
 
 from jobs import read_topic
 from jobs.read_topic import SCHEMA, as_text, show_records, write
+from spark_kafka_sink.admin.request_client import RequestClient
 
 ROW = {"topic": "t", "partition": 0, "offset": 0, "key": None, "value": b"v", "headers": []}
 
@@ -128,3 +129,17 @@ def test_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "rich.console", None)
     with pytest.raises(SystemExit, match=r"rich is missing: pip install 'spark-kafka-sink\[local\]'"):
         runpy.run_path(read_topic.__file__)
+
+
+def test_ctrl_c_ends_the_job_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bug: it was a traceback of 50 lines."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RequestClient, "connect", interrupt)
+    monkeypatch.setattr(sys, "argv", ["read_topic.py", "--bootstrap-servers", "h1:9092", "--topic", "t"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(read_topic.__file__, run_name="__main__")
+    assert end.value.code == 130
+    assert capsys.readouterr() == ("", "")
