@@ -417,6 +417,7 @@ class ProgressTable:
 
 OUR_ERROR = re.compile(r"spark_kafka_sink\.common\.errors\.(\w+): (.+)")
 PY4JS_HEAD = re.compile(r"\AAn error occurred while calling [^\n]*\n: (?:[\w.$]+: )?")
+PYTHONS_ERROR = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n|\n)*([A-Za-z_][\w.]*(?:: [^\n]*)?)")
 SPARKS_STATE = re.compile(r" ?SQLSTATE: \w{5}.*", re.DOTALL)
 
 
@@ -432,10 +433,15 @@ def readable(error: Exception) -> str:
 
 
 def of_spark(error: Exception) -> str:
-    """Return the first line of Spark's error, without a login in a path, such as s3a://key:secret@bucket."""
+    """Return the first line of Spark's error, without a login in a path, such as s3a://key:secret@bucket. If it ends in
+    a colon, the error of the last Python traceback in the text follows.
+    """
     text = PY4JS_HEAD.sub("", str(error).strip())
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    return f"{without_logins(SPARKS_STATE.sub('', first).strip())} (--verbose shows more)"
+    first = SPARKS_STATE.sub("", first).strip()
+    if first.endswith(":") and (causes := PYTHONS_ERROR.findall(text)):
+        first = f"{first} {causes[-1].strip()}"
+    return f"{without_logins(first)} (--verbose shows more)"
 
 
 # ---- running -------------------------------------------------------------------------------------------------------

@@ -297,6 +297,42 @@ def test_other_failure_shows_the_first_line_of_spark() -> None:
     )
 
 
+PYTHON_FAILURE = """\
+[STREAM_FAILED] Query terminated with exception: org.apache.spark.api.python.PythonException: Traceback (most recent \
+call last):
+  File "worker.py", line 1, in main
+    process()
+KeyError: 'first'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "worker.py", line 2, in main
+    raise ValueError(
+{error}
+\tat org.apache.spark.api.python.BasePythonRunner
+Caused by: java.io.IOException: not this one
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        ("ValueError: no file s3a://me:hunter2@b/x\nsecond line\n", "ValueError: no file s3a://***@b/x"),
+        ("some.package.OddError: why", "some.package.OddError: why"),
+        ("AssertionError\n", "AssertionError"),
+    ],
+)
+def test_failure_in_python_shows_its_error(error: str, shown: str) -> None:
+    """Bug: the line of the job ended in a colon, without the cause."""
+    text = readable(RuntimeError(PYTHON_FAILURE.format(error=error)))
+    assert text.endswith(f"PythonException: Traceback (most recent call last): {shown} (--verbose shows more)")
+
+
+def test_line_that_ends_in_a_colon_without_a_traceback_is_kept() -> None:
+    assert readable(RuntimeError("failed:\n\tat java.lang")) == "RuntimeError: failed: (--verbose shows more)"
+
+
 def test_java_error_without_a_class_of_pyspark_shows_its_own_line() -> None:
     """Bug: a misspelt source.format was "An error occurred while calling o295.load."."""
     text = (
