@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -147,7 +148,7 @@ class Job:
 
     def __init__(self, servers: str, folder: Path) -> None:
         """`folder` has the flights, and takes the checkpoint and the temporary files, which a killed Spark leaves."""
-        java = f"driver.extraJavaOptions=-Djava.io.tmpdir={folder} -XX:-UsePerfData"
+        java = f"driver.extraJavaOptions={shlex.quote(f'-Djava.io.tmpdir={folder}')} -XX:-UsePerfData"
         self._command = [sys.executable, str(HERE / "stream_to_kafka.py"), "--bootstrap-servers", servers]
         self._command += ["--properties", str(HERE.parent / "conf" / "flights.properties")]
         self._command += ["--path", str(folder / "flights"), "--checkpoint", str(folder / "checkpoint")]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -187,3 +188,10 @@ def test_signs_that_stdout_cannot_write_do_not_end_the_demo(demo: Any, monkeypat
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
     assert demo.exit_code_of(command) == 0
     assert rb"\u2713" in written.getvalue()
+
+
+def test_folder_with_a_blank_is_one_option_of_java(demo: Any) -> None:
+    """Bug: with a blank in TMPDIR no JVM started. Spark splits these options as a shell does."""
+    folder = Path("/tmp/my 'own' files")
+    options = demo.Job("h:1", folder)._command[-1].removeprefix("driver.extraJavaOptions=")
+    assert shlex.split(options) == [f"-Djava.io.tmpdir={folder}", "-XX:-UsePerfData"]
