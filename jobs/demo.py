@@ -12,6 +12,7 @@ Ctrl-C, SIGTERM and a failure end the job and the broker too.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.util
 import os
 import shlex
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile, gettempdir
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
@@ -49,6 +50,8 @@ LOOK_S = 0.02
 """Between two looks for an open transaction."""
 END_S = 30.0
 """For the processes of a killed job to end."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The codes of a disk, or of a user's share of it, that is full."""
 COMPARED = [
     "year",
     "month",
@@ -362,6 +365,15 @@ if __name__ == "__main__":
         sys.exit(exit_code_of(main))
     except KafkaError as error:
         console.print(f"[bold red]{type(error).__name__}:[/] {error}")
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        console.print(
+            f"The disk of {gettempdir()} is full: {error.strerror}. Make room there, or set TMPDIR to another folder.",
+            markup=False,
+            soft_wrap=True,
+        )
         sys.exit(1)
     except KeyboardInterrupt:
         console.print("Stopped. The job and Kafka have ended.")

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import errno
 import io
 import os
+import runpy
 import shlex
+import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -195,3 +199,22 @@ def test_folder_with_a_blank_is_one_option_of_java(demo: Any) -> None:
     folder = Path("/tmp/my 'own' files")
     options = demo.Job("h:1", folder)._command[-1].removeprefix("driver.extraJavaOptions=")
     assert shlex.split(options) == [f"-Djava.io.tmpdir={folder}", "-XX:-UsePerfData"]
+
+
+def test_full_disk_ends_the_demo_in_one_sentence(
+    demo: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: it was a traceback."""
+
+    def fail(prefix: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", fail)
+    monkeypatch.setattr(tempfile, "tempdir", "/small")
+    monkeypatch.setattr(sys, "argv", ["demo.py"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(demo.__file__, run_name="__main__")
+    assert end.value.code == 1
+    text = "The disk of /small is full: No space left on device. Make room there, or set TMPDIR to another folder.\n"
+    assert capsys.readouterr().out == text
