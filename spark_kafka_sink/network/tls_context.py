@@ -3,6 +3,8 @@
 Certificates and keys come from files or as text, in PEM or PKCS12. PEM text may have lost its line breaks on the way
 through a properties file. Kafka accepts that and OpenSSL does not, so such text gets its line breaks again.
 
+A client that is kept for long asks by `are_renewed` whether other files have taken the place of those that it read.
+
 The context always verifies the certificate, against the given authorities or the system's. It verifies the host name
 too, unless ssl.endpoint.identification.algorithm is empty. TLS below 1.2 is not possible.
 """
@@ -197,6 +199,9 @@ def _identity_pem(store: Any, setting: str) -> str:
 
 _log = logging.getLogger(__name__)
 
+_warned: Final[set[str]] = set()
+"""Warnings that this process has logged: each task asks again."""
+
 _VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
 
@@ -220,6 +225,48 @@ def tls_context(config: SecurityConfig) -> ssl.SSLContext:
     if identity is not None:
         _identify(context, identity)
     return context
+
+
+FileStates = tuple[tuple[int, int, int] | None, ...]
+"""Of each file: the time of its last change in ns, its size and inode; None if it is missing."""
+
+
+def file_states(config: SecurityConfig) -> FileStates:
+    """Return the states of the truststore and the keystore. To be called before a client reads them: then a change
+    during the reading is seen later.
+    """
+    locations = (config.ssl_truststore_location, config.ssl_keystore_location)
+    return tuple(_state(location) for location in locations if location is not None)
+
+
+def _state(location: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(location)
+    except (OSError, ValueError):  # ValueError: there is a NUL in the path
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def are_renewed(config: SecurityConfig, read: FileStates) -> bool:
+    """Return whether the files are others than those that were read, and can be used.
+
+    Files that are missing or half written are not: a client that has read good files goes on with them until a broker
+    refuses it. A warning says so.
+    """
+    if file_states(config) == read:
+        return False
+    try:
+        tls_context(config)
+    except ConfigError as error:
+        _warn(f"{error} The file has changed since it was read: connections go on with what was read before.")
+        return False
+    return True
+
+
+def _warn(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        _log.warning("%s", text)
 
 
 def _set_versions(context: ssl.SSLContext, config: SecurityConfig) -> None:

@@ -2,8 +2,8 @@
 
 A PySpark worker is forked from a daemon and ends without `atexit`. So a producer is made after the fork, may never be
 closed, and is never used by a child of the process that made it: each process id has its own pool. A producer that
-failed permanently is not used again. A producer that was not used for ten minutes is closed, when a task takes or
-returns one.
+failed permanently is not used again, nor lent anew once the files of its certificates were renewed. A producer that was
+not used for ten minutes is closed, when a task takes or returns one.
 
 Any thread may call. Producers are made under the lock, and closed after it is released.
 """
@@ -21,6 +21,7 @@ from spark_kafka_sink.common.clock import Clock, SystemClock
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.open_transaction import OpenTransaction
+from spark_kafka_sink.network.tls_context import FileStates, are_renewed, file_states
 from spark_kafka_sink.producer.futures import RunCallback
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
 from spark_kafka_sink.producer.transactions import PreparedTransaction
@@ -85,6 +86,8 @@ class Producer(Protocol):
 class _Entry:
     key: Hashable
     producer: Producer
+    files: FileStates
+    """Of the certificates, when the producer was made."""
     users: int = 0
     last_used_ms: int = 0
     is_borrowed: bool = False
@@ -112,10 +115,10 @@ class ProducerPool:
         try:
             with self._lock:
                 retired = self._retire(self._clock.now_ms())
+                retired += self._outdate(key, config)
                 entry = self._ready.get(key)
                 if entry is None:
-                    entry = _Entry(key, self._create(config))
-                    self._ready[key] = entry
+                    entry = self._ready[key] = self._made(key, config)
                 entry.users += 1
                 self._lent[id(entry.producer)] = entry
         finally:
@@ -131,7 +134,8 @@ class ProducerPool:
         try:
             with self._lock:
                 retired = self._retire(self._clock.now_ms())
-                entry = self._ready.pop(key, None) or _Entry(key, self._create(config), is_borrowed=True)
+                retired += self._outdate(key, config)
+                entry = self._ready.pop(key, None) or self._made(key, config, is_borrowed=True)
                 entry.users = 1
                 self._lent[id(entry.producer)] = entry
         finally:
@@ -176,6 +180,20 @@ class ProducerPool:
         """Dead letters of this process by topic. From any thread."""
         with self._lock:
             return dict(self._dead_letters)
+
+    def _made(self, key: Hashable, config: ProducerConfig, *, is_borrowed: bool = False) -> _Entry:
+        files = file_states(config)  # before the producer reads them
+        return _Entry(key, self._create(config), files, is_borrowed=is_borrowed)
+
+    def _outdate(self, key: Hashable, config: ProducerConfig) -> list[Producer]:
+        """Remove the producer if the files of its certificates were renewed. Its users keep it, and the last one closes
+        it. Return it if it has none.
+        """
+        entry = self._ready.get(key)
+        if entry is None or not are_renewed(config, entry.files):
+            return []
+        del self._ready[key]
+        return [] if entry.users else [entry.producer]
 
     def _retire(self, now_ms: int) -> list[Producer]:
         """Remove every producer that failed or was idle for too long. Return those without users, which must be

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,6 +64,11 @@ class Authority:
 
     def write(self, path: Path) -> Path:
         path.write_text(self.certificate_pem)
+        return path
+
+    def renew(self, path: Path) -> Path:
+        """Put another file with its certificate in the place of the one there, as tools that renew certificates do."""
+        os.replace(self.write(path.with_suffix(".new")), path)
         return path
 
     def issue(

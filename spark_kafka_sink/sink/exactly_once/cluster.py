@@ -44,6 +44,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.texts import one_line
+from spark_kafka_sink.network.tls_context import FileStates, are_renewed, file_states
 from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 from spark_kafka_sink.record.decoder import DecodedRecord
 from spark_kafka_sink.record.partitioning import partition_for_key
@@ -412,6 +413,8 @@ class _Kept:
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     client: ClusterClient | None = None
+    files: FileStates = ()
+    """Of the certificates, when `client` was made."""
     uses: int = 0
     """How often the thread that holds `lock` is inside `process_client`."""
     asked_ms: int = 0
@@ -433,8 +436,9 @@ def process_client(config: ProducerConfig) -> Iterator[Lent]:
     """The process's client for this configuration, for this thread alone. A thread that has it may ask for it again;
     another one waits. A client that was not asked for in ten minutes is closed when another one is asked for.
 
-    The client is closed after a refused login, because the certificates may have been renewed since it read their
-    files, and after what is no KafkaError, such as Ctrl-C: it may wait for ever for what was interrupted.
+    A new client is made once the files of the certificates were renewed: several processes have a client each, and the
+    brokers would refuse each one once. The client is closed after a refused login, too, and after what is no
+    KafkaError, such as Ctrl-C: it may wait for ever for what was interrupted.
 
     Raises BootstrapResolutionError, and KafkaTimeoutError if another thread has the client for max.block.ms.
     """
@@ -443,7 +447,10 @@ def process_client(config: ProducerConfig) -> Iterator[Lent]:
         kept.uses += 1
         kept.asked_ms = SystemClock().now_ms()
         _close_idle(kept.asked_ms)
+        if kept.client is not None and kept.uses == 1 and are_renewed(config, kept.files):
+            _close(kept)
         if kept.client is None:
+            kept.files = file_states(config)
             kept.client = connect(config)
         yield Lent(kept.client, kept.client.timer(left_ms))
     except BaseException as error:

@@ -27,6 +27,7 @@ from spark_kafka_sink.common.errors import (
     ProducerFencedError,
 )
 from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
+from spark_kafka_sink.network.tls_context import FileStates, are_renewed, file_states
 from spark_kafka_sink.sink.batch_run import BATCH_ID
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect
@@ -75,9 +76,8 @@ class DriverSession:
     """The batches of one prefix. A session without a prefix is for one batch write, for which it claims a name
     (write_names.py).
 
-    The first batch makes connections. New ones are made for a sink with other settings, after a long rest, and after a
-    failed batch: an interrupted client may wait forever, and certificates may have been renewed since the client read
-    their files.
+    The first batch makes connections. New ones are made for a sink with other settings, after a long rest, once the
+    files of the certificates were renewed, and after a failed batch: an interrupted client may wait forever.
     """
 
     def __init__(self, prefix: str | None) -> None:
@@ -86,6 +86,7 @@ class DriverSession:
         self._lock = threading.Lock()
         self._client: ClusterClient | None = None
         self._connected_by: int | None = None
+        self._files: FileStates = ()
         self._cluster: KafkaDriverCluster
         self._driver: ExactlyOnceDriver
         self._held: ProducerIdAndEpoch | None = None
@@ -223,13 +224,15 @@ class DriverSession:
     def _connect(self, config: SinkConfig) -> None:
         """Raises KafkaError; the next batch tries again then."""
         required = _connection_of(config)
-        if self._client is not None and required == self._connected_by:
+        is_connected = self._client is not None and required == self._connected_by
+        if is_connected and not are_renewed(config.producer, self._files):
             if config.topic != self._driver.topic:
                 self._driver = self._driver_of(config)
             return
         self.close()
         if required != self._connected_by:
             self._held = self._decided = None
+        files = file_states(config.producer)
         client = connect(config.producer)
         try:
             if self._is_one_off and self._name is None:
@@ -239,7 +242,7 @@ class DriverSession:
             client.close()
             raise
         self._driver = self._driver_of(config)
-        self._client, self._connected_by = client, required
+        self._client, self._connected_by, self._files = client, required, files
 
     def _release_name(self, config: SinkConfig) -> None:
         """Release the name of a batch write that is committed, or of which nothing is open or decided."""

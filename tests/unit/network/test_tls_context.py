@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import ssl
 import sys
 import time
@@ -21,7 +22,14 @@ from support.certificates import Authority
 
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.network.tls_context import client_identity, file_in_memory, tls_context, trusted_certificates
+from spark_kafka_sink.network.tls_context import (
+    are_renewed,
+    client_identity,
+    file_in_memory,
+    file_states,
+    tls_context,
+    trusted_certificates,
+)
 
 AUTHORITY = Authority()
 CLIENT = AUTHORITY.issue(common_name="client")
@@ -427,3 +435,63 @@ def test_blocks_without_an_end_take_linear_time(labels: int) -> None:
 def test_blocks_after_one_without_an_end_are_found() -> None:
     block = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
     assert certificates_in(f"-----BEGIN A-----\n{block}") == block
+
+
+@pytest.fixture
+def in_files(tmp_path: Path) -> ProducerConfig:
+    return settings_of(
+        ssl_truststore_certificates=None,
+        ssl_truststore_location=str(AUTHORITY.write(tmp_path / "ca.pem")),
+        ssl_keystore_location=str(CLIENT.write(tmp_path / "client.pem")),
+    )
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "client.pem"])
+@pytest.mark.parametrize("what", ["time", "size", "inode"])
+def test_each_sign_of_a_renewed_file_is_seen(in_files: ProducerConfig, tmp_path: Path, name: str, what: str) -> None:
+    path = tmp_path / name
+    before, read = path.stat(), file_states(in_files)
+    assert not are_renewed(in_files, read)
+    if what == "inode":
+        os.replace(shutil.copy2(path, tmp_path / "new"), path)
+    elif what == "size":
+        path.write_text(path.read_text() + "\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + (what == "time")))
+    assert are_renewed(in_files, read)
+    assert not are_renewed(in_files, file_states(in_files))
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "client.pem"])
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "cannot be read: No such file"), ("-----BEGIN CERTIFICATE-----\nMII", "certificate")]
+)
+def test_files_that_cannot_be_used_are_not_renewed(
+    in_files: ProducerConfig,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    content: str | None,
+    reason: str,
+) -> None:
+    """A tool may remove a file before it writes the new one. A query must not end because of that moment."""
+    path, read = tmp_path / name, file_states(in_files)
+    whole = path.read_text()
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    for _ in range(2):
+        assert not are_renewed(in_files, read)
+    (warning,) = caplog.messages
+    assert f"={path}" in warning
+    assert reason in warning
+    assert warning.endswith("connections go on with what was read before.")
+    path.write_text(whole)
+    os.utime(path, ns=(0, 0))
+    assert are_renewed(in_files, read)
+
+
+def test_settings_without_files_are_never_renewed() -> None:
+    config = settings_of()
+    assert file_states(config) == ()
+    assert not are_renewed(config, ())

@@ -3,9 +3,11 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import threading
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from support.certificates import Authority
 from support.producer_harness import TOPIC, ProducerHarness
 from support.scripted_broker import faults
 from support.scripted_producer import ScriptedPool, ScriptedProducer
@@ -141,6 +143,39 @@ def test_a_failed_producer_is_closed_by_its_last_user_only() -> None:
     assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
     bench.pool.release(replacement)
     assert bench.made[1].closed_with == []
+
+
+@pytest.mark.parametrize("take", ["acquire", "borrow"])
+def test_producer_is_not_lent_again_once_its_truststore_was_renewed(take: str, tmp_path: Path) -> None:
+    """Bug: each worker's producer was refused once after the brokers had got certificates of another authority."""
+    bench, path = Bench(), Authority().write(tmp_path / "ca.pem")
+    secured = config(security_protocol="SSL", ssl_truststore_location=str(path))
+    for _ in range(2):
+        bench.pool.release(getattr(bench.pool, take)(secured))
+    assert len(bench.made) == 1
+    Authority("another authority").renew(path)
+    renewed = getattr(bench.pool, take)(secured)
+    assert renewed is bench.made[1]
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
+    bench.pool.release(renewed)
+    path.unlink()
+    assert getattr(bench.pool, take)(secured) is renewed
+
+
+def test_producer_in_use_is_kept_by_its_users_after_a_renewal(tmp_path: Path) -> None:
+    bench, path = Bench(), Authority().write(tmp_path / "ca.pem")
+    secured = config(security_protocol="SSL", ssl_truststore_location=str(path))
+    shared, borrowed = bench.pool.acquire(secured), bench.pool.borrow(secured)
+    Authority("another authority").renew(path)
+    newer, newer_borrowed = bench.pool.acquire(secured), bench.pool.borrow(secured)
+    assert [newer, newer_borrowed] == bench.made[2:]
+    assert [each.closed_with for each in bench.made] == [[]] * 4
+    bench.pool.release(shared)
+    bench.pool.release(borrowed)
+    assert bench.made[0].closed_with == [CLOSE_TIMEOUT_S]
+    bench.pool.release(newer)
+    assert bench.pool.borrow(secured) is bench.made[4]
+    assert bench.made[1].closed_with == [CLOSE_TIMEOUT_S]
 
 
 def test_failed_creation_leaves_nothing_behind() -> None:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import Mock
 
 import pytest
 from kio.schema.errors import ErrorCode
+from support.certificates import Authority
 from support.coordinator_bench import CoordinatorBench
 from support.fake_clock import FakeClock
 from support.scripted_broker import faults
@@ -475,3 +477,41 @@ def test_too_old_broker_is_refused_with_the_needed_release(monkeypatch: pytest.M
         driver.abort(driver.begin(), ())
     assert str(refused.value).count("delivery.guarantee=exactly-once needs Kafka 3.0 or newer.") == 1
     assert missing.name in str(refused.value)
+
+
+def test_client_is_made_again_once_its_truststore_was_renewed(made: list[ProducerConfig], tmp_path: Path) -> None:
+    """Bug: after the brokers had got certificates of another authority, each process died once although its truststore
+    was right: it kept what its client had read.
+    """
+    path = Authority().write(tmp_path / "ca.pem")
+    config = replace(CONFIG.producer, security_protocol="SSL", ssl_truststore_location=str(path))
+    with process_client(config) as (first, _):
+        Authority("another authority").renew(path)
+        with process_client(config) as (again, _):
+            assert again is first  # this thread is using it
+    with process_client(config) as (second, _):
+        assert second is not first
+    assert first.close.call_count == 1  # type: ignore[attr-defined]
+    with process_client(config) as (again, _):
+        assert again is second
+    path.unlink()
+    with process_client(config) as (again, _):
+        assert again is second
+    assert len(made) == 2
+
+
+def test_truststore_renewed_while_it_is_read_is_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def made(_: ProducerConfig) -> Mock:
+        if not clients:
+            Authority("another authority").renew(path)
+        clients.append(Mock())
+        return clients[-1]
+
+    clients: list[Mock] = []
+    path = Authority().write(tmp_path / "ca.pem")
+    config = replace(CONFIG.producer, security_protocol="SSL", ssl_truststore_location=str(path))
+    monkeypatch.setattr(cluster_module, "connect", made)
+    for _ in range(3):
+        with process_client(config):
+            pass
+    assert len(clients) == 2

@@ -10,10 +10,12 @@ import pickle
 import re
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+from support.certificates import Authority
 from support.fake_clock import FakeClock
 from support.session_bench import CONFIG, OPTIONS, PREFIX, SessionBench
 
@@ -265,6 +267,25 @@ def test_client_is_made_again_after_a_refused_login(
     bench.run(1, "run 2")
     assert bench.connections == ["made", "closed", *(["made", "closed"] if step == "commit" else []), "made"]
     assert bench.values() == ["row 0", "row 1"]
+
+
+def test_client_is_made_again_once_its_truststore_was_renewed(bench: SessionBench, tmp_path: Path) -> None:
+    """The session goes on with the epoch that it holds: it is the same driver."""
+    path = Authority().write(tmp_path / "ca.pem")
+    files = {"kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": str(path)}
+    config = SinkConfig.from_options(OPTIONS | files)
+    bench.run(0, config=config)
+    bench.run(1, config=config)
+    assert bench.connections == ["made"]
+    reads = len(bench.asked(ApiKey.FETCH))
+    Authority("another authority").renew(path)
+    bench.run(2, config=config)
+    bench.run(3, config=config)
+    path.unlink()
+    bench.run(4, config=config)
+    assert bench.connections == ["made", "closed", "made"]
+    assert len(bench.asked(ApiKey.FETCH)) == reads
+    assert bench.values() == [f"row {number}" for number in range(5)]
 
 
 @pytest.mark.parametrize("is_decided", [True, False])
