@@ -145,16 +145,14 @@ class TopicReader:
         """(producer id, epoch) of each aborted transaction whose marker was read, at any isolation level."""
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """Return the topic's partitions. Raises UnknownTopicOrPartitionError if it does not appear within the limit."""
+        """Return the topic's partitions. If it does not appear within the limit, this raises
+        UnknownTopicOrPartitionError, or KafkaTimeoutError if no broker was reached.
+        """
         self._metadata.add_topics([topic])
         patience = _Patience(self._clock, self._timeout_ms)
         while not (infos := self._metadata.fetch().partitions_for_topic(topic)):
             if patience.timer.is_expired:
-                failure = self._metadata.connection_failure
-                why = f" {failure}" if failure else " Create it, or correct the name."
-                raise UnknownTopicOrPartitionError(
-                    f"Topic {topic!r} was not found in the cluster within {self._timeout_ms} ms.{why}", topic=topic
-                )
+                raise self._not_found(topic)
             self._client.await_metadata_update(patience.timer)
         return [TopicPartition(topic, info.partition) for info in infos]
 
@@ -263,6 +261,14 @@ class TopicReader:
             absence.check({requested.topic for requested in unfinished})
 
     # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _not_found(self, topic: str) -> KafkaError:
+        within = f"within {self._timeout_ms} ms."
+        if self._metadata.fetch().is_bootstrap_configured:
+            why = self._metadata.why_unanswered()
+            return KafkaTimeoutError(f"Topic {topic!r} was not looked up {within} {why}", topic=topic)
+        why = self._metadata.connection_failure or "Create it, or correct the name."
+        return UnknownTopicOrPartitionError(f"Topic {topic!r} was not found in the cluster {within} {why}", topic=topic)
 
     def _ask_leaders(
         self,

@@ -204,10 +204,10 @@ def test_missing_topic_is_reported_and_not_created() -> None:
     assert "nope" not in bench.rig.cluster.topics
 
 
-def test_timeout_without_any_broker_gives_the_reason() -> None:
+def test_timeout_without_any_broker_gives_the_reason_and_calls_no_topic_missing() -> None:
     bench = Bench()
     bench.rig.network.refusing.add(0)
-    with pytest.raises(UnknownTopicOrPartitionError, match=r"'t'.*Connection refused"):
+    with pytest.raises(KafkaTimeoutError, match=r"Topic 't' was not looked up.*Connection refused"):
         bench.reader.partitions("t")
 
 
