@@ -16,7 +16,7 @@ from spark_kafka_sink.admin.topic_reader import TopicReader
 from spark_kafka_sink.admin.topics import TopicsMetadata
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.config import ProducerConfig
-from spark_kafka_sink.common.errors import BootstrapResolutionError, UnknownTopicOrPartitionError
+from spark_kafka_sink.common.errors import BootstrapResolutionError, KafkaTimeoutError
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.batch import seal
 from spark_kafka_sink.record.codecs import codec_for
@@ -105,7 +105,7 @@ def test_closed_port_is_reported_within_the_timeout(server: ScriptedServer) -> N
     server.stop_node(0)
     with (
         reader(servers, timeout_ms=500) as topic_reader,
-        pytest.raises(UnknownTopicOrPartitionError, match=r"'t'.*refused"),
+        pytest.raises(KafkaTimeoutError, match=r"'t'.*refused"),
     ):
         topic_reader.partitions("t")
 
