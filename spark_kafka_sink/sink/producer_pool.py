@@ -2,8 +2,8 @@
 
 A PySpark worker is forked from a daemon and ends without `atexit`. So a producer is made after the fork, may never be
 closed, and is never used by a child of the process that made it: each process id has its own pool. A producer that
-failed permanently is not used again, nor lent anew once the files of its certificates were renewed. A producer that was
-not used for ten minutes is closed, when a task takes or returns one.
+failed permanently is not used again. After the files of its certificates were renewed, it is not lent again. One that
+was not used for ten minutes is closed, when a task takes or returns one.
 
 Any thread may call. Producers are made under the lock, and closed after it is released.
 """
