@@ -3,15 +3,17 @@
 The values are the JSON of json_text.py. A made schema (draft 7) is closed (`additionalProperties` is false): a registry
 then takes one more optional field for compatible. Of a given schema the types, `properties`, `required`,
 `additionalProperties`, `items`, `oneOf`, `anyOf` and local `$ref` are checked; what it says about single values, such
-as `pattern` or `maximum`, is not. Runs on the driver and at the start of a task; no state.
+as `pattern` or `maximum`, is not. What else it says about types and fields is refused, so that no row is written that
+a reader would refuse for it. Runs on the driver and at the start of a task; no state.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -42,6 +44,12 @@ _SAYS_NOTHING: Final = frozenset(
     {"$schema", "$id", "$comment", "title", "description", "default", "examples", "definitions", "$defs"}
 )
 """Parts of a schema that say nothing about values."""
+_UNSUPPORTED: Final = ("allOf", "not", "if", "$dynamicRef", "$recursiveRef")
+_OF_SCHEMAS: Final = ("patternProperties", "prefixItems", "dependentRequired", "dependentSchemas", "dependencies")
+"""Not supported either, unless each of their parts allows every value."""
+_OF_ONE_SCHEMA: Final = ("unevaluatedProperties", "unevaluatedItems")
+"""Not supported either, unless they allow every value."""
+_ANYTHING: Final[tuple[Any, ...]] = (True, {}, [])
 _DRAFT: Final = "http://json-schema.org/draft-07/schema#"
 _IS_NULL: Final = {IS_NULL: "it is null, and the JSON Schema allows no null there"}
 _NOT_FINITE: Final = {OUT_OF_RANGE: "NaN and infinity are no numbers in JSON, and the JSON Schema has a number there"}
@@ -117,6 +125,7 @@ def json_schema_plan(schema: str, options: JsonOptions, data_type: pa.DataType, 
         written = json.loads(schema)
     except ValueError:
         raise SchemaError(f"{path}: the JSON Schema is not JSON.") from None
+    _refuse_other_bases(written, path)
     fitter = _Fitter(written, options.ignore_null_fields)
     return replace(fitter.fitted(node, data_type, written), null_branch=-1)
 
@@ -155,10 +164,8 @@ class _Fitter:
             return [{}]
         if not isinstance(schema, dict):
             raise SchemaError(f"{path}: the JSON Schema allows no value, or is no JSON Schema.")
-        if "allOf" in schema or "not" in schema or "if" in schema:
-            raise SchemaError(
-                f"{path}: allOf, not and if in a JSON Schema are not supported. Write the schema without."
-            )
+        _check_form(schema, path)
+        _refuse_unsupported(schema, path)
         key, named = self._named_schemas(schema, path)
         if key is not None:
             beside = self._alternatives({name: schema[name] for name in schema if name != key}, path, depth + 1)
@@ -181,11 +188,12 @@ class _Fitter:
 
     def _referred(self, reference: Any, path: str) -> Any:
         found = self.root
-        if not isinstance(reference, str) or not reference.startswith("#"):
+        fragment = unquote(reference[1:]) if isinstance(reference, str) and reference.startswith("#") else None
+        if fragment is None or not (fragment == "" or fragment.startswith("/")):
             raise SchemaError(
-                f"{path}: the JSON Schema refers to {reference}, and only references that begin with # work."
+                f"{path}: the JSON Schema refers to {reference}, and only # and references that begin with #/ work."
             )
-        for part in reference.removeprefix("#").split("/")[1:]:
+        for part in fragment.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
             if not isinstance(found, dict) or name not in found:
                 raise SchemaError(f"{path}: the JSON Schema has nothing at {reference}.")
@@ -224,6 +232,8 @@ class _Fitter:
             raise SchemaError(
                 f"{node.path}.{missing[0]}: the JSON Schema requires this field, and the column has none."
             )
+        if schema.get("propertyNames", True) not in _ANYTHING:
+            raise SchemaError(f"{node.path}: {_not_supported('propertyNames')}")
         children = []
         for child, name in zip(node.children, names, strict=True):
             if name not in properties and others is False:
@@ -236,6 +246,66 @@ class _Fitter:
                 made = _required(made, f"{node.path.partition('.')[0]}.json") if name in required else _optional(made)
             children.append(made)
         return replace(node, children=tuple(children))
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+_FORMS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "type": (lambda found: isinstance(found, str) or (_is_names(found) and bool(found)), "a type or a list of types"),
+    "required": (_is_names, "a list of names"),
+    "properties": (lambda found: isinstance(found, dict), "an object"),
+    "oneOf": (lambda found: isinstance(found, list), "a list"),
+    "anyOf": (lambda found: isinstance(found, list), "a list"),
+}
+"""Part of a schema → whether a value may stand there, and what may."""
+
+
+def _check_form(schema: Mapping[str, Any], path: str) -> None:
+    for name, (is_right, expected) in _FORMS.items():
+        if name in schema and not is_right(schema[name]):
+            raise SchemaError(f"{path}: {name} in the JSON Schema is not {expected}. Correct the schema.")
+
+
+def _refuse_unsupported(schema: Mapping[str, Any], path: str) -> None:
+    """Refuse what says more about fields, elements and types, and is not checked."""
+    found = [name for name in _UNSUPPORTED if name in schema]
+    found += [name for name in _OF_SCHEMAS if any(each not in _ANYTHING for each in _parts(schema.get(name)))]
+    found += [name for name in _OF_ONE_SCHEMA if schema.get(name, True) not in _ANYTHING]
+    if found:
+        raise SchemaError(f"{path}: {_not_supported(found[0])}")
+
+
+def _not_supported(name: str) -> str:
+    return f"{name} in a JSON Schema is not supported. Write the schema without it."
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    """Return the schemas in a part of a schema: of an object, or of a list."""
+    return [*value.values()] if isinstance(value, dict) else [] if value is None else [*value]
+
+
+def _refuse_other_bases(root: Any, path: str) -> None:
+    """Refuse a `$ref` inside a part that has an `$id` of its own (draft 4: `id`): it does not begin at the root."""
+    for part in _objects_below(root):
+        names = (part.get("$id"), part.get("id"))
+        if any(isinstance(name, str) and not name.startswith("#") for name in names) and any(
+            isinstance(each.get("$ref"), str) for each in (part, *_objects_below(part))
+        ):
+            raise SchemaError(
+                f"{path}: the JSON Schema has a $ref inside a part with an $id of its own, which is not supported. Take"
+                " the $id out of the part."
+            )
+
+
+def _objects_below(value: Any) -> Iterator[dict[str, Any]]:
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        yield from (each for each in members if isinstance(each, dict))
+        waiting += members
 
 
 def _optional(node: Node) -> Node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -89,9 +90,9 @@ NUMBER, TEXT = pa.struct([("c", pa.int32())]), pa.struct([("c", pa.string())])
         (NUMBER, {**of(), "additionalProperties": {"type": "string"}}, "value.c: the Arrow type int32 does not fit"),
         (NUMBER, {**of(), "required": ["d"]}, "value.d: the JSON Schema requires this field"),
         (NUMBER, of(c={"$ref": "#/definitions/x"}), "value.c: the JSON Schema has nothing at #/definitions/x"),
-        (NUMBER, of(c={"$ref": "other.json"}), "only references that begin with # work"),
+        (NUMBER, of(c={"$ref": "other.json"}), "only # and references that begin with #/ work"),
         (NUMBER, of(c={"$ref": "#/properties/c"}), "or refers to itself"),
-        (NUMBER, {"allOf": [of()]}, "value: allOf, not and if in a JSON Schema are not supported"),
+        (NUMBER, {"allOf": [of()]}, "value: allOf in a JSON Schema is not supported"),
         (NUMBER, of(c=False), "value.c: the JSON Schema allows no value"),
         (NUMBER, of(c={"type": ["string", "null"]}), "value.c: the Arrow type int32 does not fit the type string"),
         (
@@ -110,6 +111,105 @@ def test_type_that_does_not_fit_is_refused_with_the_path(data_type: pa.DataType,
     with pytest.raises(SchemaError) as caught:
         column_format(FormatSettings("value", "json-schema", json.dumps(schema)), data_type)
     assert message in str(caught.value)
+
+
+FIELDS = pa.struct([("a", pa.int32()), ("l", pa.list_(pa.int32()))])
+TEXT = {"type": "string"}
+NAMED = {"a b": TEXT, "one": {"type": "integer"}, "a%20b": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    ("key", "part"),
+    [
+        ("patternProperties", {"^a": TEXT}),
+        ("unevaluatedProperties", False),
+        ("unevaluatedProperties", {"not": {}}),
+        ("unevaluatedItems", False),
+        ("prefixItems", [TEXT]),
+        ("dependentRequired", {"a": ["b"]}),
+        ("dependentSchemas", {"a": {"required": ["b"]}}),
+        ("dependencies", {"a": ["b"]}),
+        ("propertyNames", {"pattern": "^b"}),
+        ("$dynamicRef", "#a"),
+        ("$recursiveRef", "#"),
+        ("not", {}),
+        ("if", {}),
+    ],
+)
+@pytest.mark.parametrize("column", [FIELDS, pa.list_(FIELDS)])
+def test_what_a_reader_would_refuse_rows_for_and_is_not_checked_is_refused(
+    key: str, part: Any, column: pa.DataType
+) -> None:
+    schema = {"properties": {}, key: part}
+    given = schema if pa.types.is_struct(column) else {"type": "array", "items": {"anyOf": [schema]}}
+    with pytest.raises(SchemaError, match=re.escape(f"{key} in a JSON Schema is not supported")):
+        encode(pa.array([], column), given)
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"patternProperties": {"^a": True}},
+        {"patternProperties": {}},
+        {"unevaluatedProperties": True},
+        {"unevaluatedItems": {}},
+        {"prefixItems": [True, {}]},
+        {"dependentRequired": {"a": []}},
+        {"dependencies": {}},
+        {"propertyNames": True},
+    ],
+)
+def test_parts_that_allow_every_value_are_no_error(harmless: Any) -> None:
+    assert encode(pa.array([{"a": 1, "l": [2]}], FIELDS), harmless)[0] == ['{"a":1,"l":[2]}']
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"required": True}, "required in the JSON Schema is not a list of names"),
+        ({"required": "a"}, "required in the JSON Schema is not a list of names"),
+        ({"properties": []}, "properties in the JSON Schema is not an object"),
+        ({"type": []}, "type in the JSON Schema is not a type or a list of types"),
+        ({"type": ["object", {"type": "null"}]}, "type in the JSON Schema is not a type or a list of types"),
+        ({"oneOf": {}}, "oneOf in the JSON Schema is not a list"),
+        ({"anyOf": True}, "anyOf in the JSON Schema is not a list"),
+    ],
+)
+def test_part_of_a_wrong_form_is_an_error_that_names_it(schema: Any, message: str) -> None:
+    with pytest.raises(SchemaError, match=f"value: {message}"):
+        encode(pa.array([], FIELDS), schema)
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/a%20b", "#/$defs/a b"])
+def test_reference_is_percent_decoded(reference: str) -> None:
+    with pytest.raises(SchemaError, match="int32 does not fit the type string"):
+        encode(pa.array([], NUMBER), {"$defs": NAMED, **of(c={"$ref": reference})})
+
+
+@pytest.mark.parametrize("reference", ["#one", "#one/$defs/one"])
+def test_reference_to_an_anchor_is_refused_and_not_taken_for_the_root(reference: str) -> None:
+    with pytest.raises(SchemaError, match="only # and references that begin with #/ work"):
+        encode(pa.array([], NUMBER), {"$defs": NAMED, **of(c={"$ref": reference})})
+
+
+@pytest.mark.parametrize("key", ["$id", "id"])
+def test_reference_inside_a_part_with_an_id_is_refused(key: str) -> None:
+    inner = {key: "inner.json", "$defs": {"one": TEXT}, **of(c={"$ref": "#/$defs/one"})}
+    with pytest.raises(SchemaError, match=r"value: the JSON Schema has a \$ref inside a part with an \$id"):
+        encode(pa.array([], pa.struct([("o", NUMBER)])), {"$defs": NAMED, **of(o=inner)})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$id": "https://example.org/root.json", "$defs": NAMED, **of(c={"$ref": "#/$defs/one"})},
+        {"$defs": {"one": {"$id": "#one", "type": "integer"}}, **of(c={"$ref": "#/$defs/one"})},
+        {"$defs": {"one": {"$id": "one.json", "type": "integer"}}, **of(c={"$ref": "#/$defs/one"})},
+        {"$defs": NAMED, **of(c={"$ref": "#/$defs/one"}, id={"$ref": "#/$defs/one"})},
+    ],
+)
+def test_ids_that_change_no_reference_are_allowed(schema: Any) -> None:
+    assert encode(pa.array([{"c": 1}], NUMBER), schema)[0] == ['{"c":1}']
 
 
 def test_text_that_is_not_json_is_refused() -> None:
