@@ -11,7 +11,8 @@ Reads only the names of blocks, not what is in them. No state; any thread.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.common.errors import SchemaError
@@ -62,14 +63,28 @@ def _found(proto: str, name: str | None) -> tuple[str, _Block]:
     """Return the full name of a message, and its block."""
     package, blocks = _blocks(proto)
     prefix = f"{package}." if package else ""
-    names = {None, *(() if name is None else (name.removeprefix("."), name.removeprefix(".").removeprefix(prefix)))}
-    found = next((block for block in blocks if name is None or block.path in names), None)
+    found = _named(blocks, prefix, name) if name is not None else next(iter(blocks), None)
     if found is None and not blocks:
         raise SchemaError("The Protobuf schema has no message.")
     if found is None:
         known = ", ".join(block.path for block in blocks)
         raise SchemaError(f"The Protobuf schema has no message {name}. It has: {known}.")
     return prefix + found.path, found
+
+
+def _named(blocks: Sequence[_Block], prefix: str, name: str) -> _Block | None:
+    """Return the message with this name, without the package or with it. With a dot before it a full name comes first,
+    as in the schema itself. Raises SchemaError if two messages have the name.
+    """
+    own = name.removeprefix(".")
+    full = next((block for block in blocks if prefix + block.path == own), None)
+    relative = next((block for block in blocks if block.path == own), None)
+    if full is not None and relative not in (None, full) and name == own:
+        raise SchemaError(
+            f"The Protobuf schema has two messages for the name {name}: {prefix}{full.path} and"
+            f" {prefix}{relative.path}. Write .{prefix}{full.path} or .{prefix}{relative.path}."
+        )
+    return full or relative
 
 
 def index_bytes(indexes: Sequence[int]) -> bytes:
@@ -90,18 +105,28 @@ def varint(number: int) -> bytes:
     return bytes(found)
 
 
-def _words(proto: str) -> Iterator[str]:
-    return (match["word"] for match in _WORD.finditer(proto) if match["word"] is not None)
+def _words(proto: str) -> list[str]:
+    return [match["word"] for match in _WORD.finditer(proto) if match["word"] is not None]
+
+
+def _package(words: Sequence[str]) -> str:
+    """Return the package, "" without one. Its parts and dots may be words of their own."""
+    depth = 0
+    for at, word in enumerate(words):
+        depth += (word == "{") - (word == "}")
+        if word == "package" and depth == 0 and (at == 0 or words[at - 1] in {";", "}"}):
+            return "".join(takewhile(lambda each: each != ";", words[at + 1 :]))
+    return ""
 
 
 def _blocks(proto: str) -> tuple[str, list[_Block]]:
     """Return the package ("" without one) and the message blocks in the order of the text."""
-    package = ""
+    words = _words(proto)
     blocks: list[_Block] = []
     levels = [_Level(_Block("", (), False))]  # the file, and each open message
     is_message: list[bool] = []  # of each open block
     before, middle, last = "", "", ""
-    for word in _words(proto):
+    for word in words:
         if word == "{":
             opens = middle == "message" and before in _BEFORE_A_BLOCK and all(is_message)
             is_message.append(opens)
@@ -112,12 +137,10 @@ def _blocks(proto: str) -> tuple[str, list[_Block]]:
         elif word == "}" and is_message:
             if is_message.pop():
                 levels.pop()
-        elif word == ";" and middle == "package" and not is_message:
-            package = last
         elif (word == "<" and last == "map") or (word == "=" and middle == "group"):
             levels[-1].is_unclear = True
         before, middle, last = middle, last, word
-    return package, blocks
+    return _package(words), blocks
 
 
 class _Level:

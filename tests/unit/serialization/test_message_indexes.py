@@ -44,6 +44,27 @@ def test_message_is_found_with_and_without_its_package(name: str, indexes: tuple
     assert [find_message(PROTO, each) for each in (name, f"shop.v1.{name}", f".shop.v1.{name}")] == [expected] * 3
 
 
+AMBIGUOUS = "package shop; message shop { message A { int64 x = 2; } } message A { int64 x = 1; }"
+
+
+def test_name_of_two_messages_is_refused_and_a_dot_says_which_is_meant() -> None:
+    with pytest.raises(SchemaError, match=r"two messages for the name shop\.A: shop\.A and shop\.shop\.A\. Write"):
+        find_message(AMBIGUOUS, "shop.A")
+    assert find_message(AMBIGUOUS, ".shop.A") == Message("shop.A", (1,))
+    assert find_message(AMBIGUOUS, "A") == Message("shop.A", (1,))
+    assert find_message(AMBIGUOUS, ".shop.shop.A") == find_message(AMBIGUOUS, "shop.shop.A")
+    assert find_message(AMBIGUOUS, "shop.shop.A") == Message("shop.shop.A", (0, 0))
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["package foo . bar;", "package/**/foo.bar ;", 'syntax = "proto3"; package foo. bar;', "; package foo .bar;"],
+)
+def test_package_may_have_blanks_in_it(before: str) -> None:
+    proto = f"{before} message A {{ message package {{}} string package = 1; }}"
+    assert find_message(proto, "foo.bar.A.package") == Message("foo.bar.A.package", (0, 0))
+
+
 def test_first_message_is_taken_without_a_name() -> None:
     assert find_message(PROTO, None) == Message("shop.v1.First", (0,))
     assert find_message("message A{message B{}}message C{}", "C") == Message("C", (1,))
