@@ -49,13 +49,18 @@ MOST_BRANCHES: Final = 63
 def avro_plan(schema: AvroType, data_type: pa.DataType, path: str, *, bare_bytes: bool = False) -> Node:
     """Return the node that writes a column of `data_type` as `schema`. `path`: the column's name.
 
-    `bare_bytes`: a schema that is only `bytes` is written without the length, as Confluent's serializers do. Raises
+    `bare_bytes`: a schema that is only `bytes` is written without the length, as Confluent's serializers do. Its
+    readers take the bytes as they are, whatever the logicalType is, so a decimal in `bytes` alone is refused. Raises
     SchemaError, with the path, if the type does not fit.
     """
-    is_binary = storage(plain_type(data_type), path).op in (Op.BYTES32, Op.BYTES64, Op.BYTES_VIEW)
-    if bare_bytes and is_binary and schema.kind == "bytes" and schema.logical is None:
-        node = _stored(data_type, path, how=UNSIZED)
-        return with_dictionaries(data_type, node)
+    if bare_bytes and schema.kind == "bytes":
+        if schema.logical == "decimal":
+            raise SchemaError(
+                f"{path}: the Avro schema is a decimal in bytes, and with a schema registry readers take such a value"
+                " for plain bytes. Put the decimal into a record, or give a schema with 'fixed' in place of 'bytes'."
+            )
+        if kind_of(plain_type(data_type), path) is Kind.BYTES:
+            return with_dictionaries(data_type, _stored(data_type, path, how=UNSIZED))
     return _node(data_type, schema, path)
 
 

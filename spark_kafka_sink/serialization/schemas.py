@@ -38,6 +38,8 @@ def resolved(formats: Formats, types: Mapping[str, pa.DataType], topic: str | No
 def _resolved(formats: Formats, settings: FormatSettings, data_type: pa.DataType, topic: str | None) -> ResolvedFormat:
     found = column_format(settings, data_type)
     if formats.registry is not None:
+        # Refused before the registry has the schema: it might not accept a corrected one after it.
+        ColumnEncoder(replace(found, prefix=b"\0"), data_type)
         found = parsed(registered(found, formats.registry, settings.strategy, topic))
         ColumnEncoder(found, data_type)  # refuses a type that does not fit the registry's schema
     return ResolvedFormat(found, data_type)

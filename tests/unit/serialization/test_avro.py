@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from spark_kafka_sink.common.errors import SchemaError
+from spark_kafka_sink.serialization.avro_schema import schema_text
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.column_format import BadRow, ColumnFormat, FormatSettings
 from spark_kafka_sink.serialization.schemas import column_format
@@ -240,6 +242,39 @@ def test_schema_of_bytes_has_no_length_if_a_registry_knows_it() -> None:
     assert ColumnEncoder(known, column.type).encode(column).values.to_pylist() == [b"\0\0\0\0\1abc", None]
     by_header = ColumnFormat("key", "avro", '"bytes"', header=("__key_schema_id", b"x"))
     assert ColumnEncoder(by_header, column.type).encode(column).values.to_pylist() == [b"abc", None]
+
+
+@pytest.mark.parametrize("data_type", [pa.binary(3), pa.large_binary(), pa.binary_view()], ids=str)
+@pytest.mark.parametrize("schema", ["bytes", logical("bytes", "x")], ids=str)
+def test_any_bytes_have_no_length_if_a_registry_knows_the_schema(data_type: pa.DataType, schema: Any) -> None:
+    """Bug: bytes of one size, and those with a logicalType, had a length that readers took for a part of the value."""
+    known = ColumnFormat("key", "avro", json.dumps(schema), prefix=b"\0\0\0\0\1")
+    column = pa.array([b"abc", None], data_type)
+    assert ColumnEncoder(known, data_type).encode(column).values.to_pylist() == [b"\0\0\0\0\1abc", None]
+
+
+DECIMAL = {"logicalType": "decimal", "precision": 9, "scale": 2}
+
+
+@pytest.mark.parametrize("known", [{"prefix": b"\0\0\0\0\1"}, {"header": ("__value_schema_id", b"x")}], ids=str)
+def test_decimal_in_bytes_alone_is_refused_with_a_registry(known: dict[str, Any]) -> None:
+    """Bug: it was written with a length, and Confluent's readers took the length for a part of the value."""
+    data_type = pa.decimal128(9, 2)
+    alone = json.dumps({"type": "bytes", **DECIMAL})
+    with pytest.raises(SchemaError, match=r"^value: the Avro schema is a decimal in bytes, .* Put the decimal into a"):
+        ColumnEncoder(ColumnFormat("value", "avro", alone, **known), data_type)
+    column = pa.array([Decimal("1.28"), None], data_type)
+    assert encode(column, alone)[0] == [b"\x04\x00\x80", None]
+    prefix = known.get("prefix", b"")
+    for schema, expected in (
+        (schema_text(data_type, "value"), b"\x00\x00\x00\x80"),
+        (json.dumps(["null", {"type": "bytes", **DECIMAL}]), b"\x02\x04\x00\x80"),
+    ):
+        values = ColumnEncoder(ColumnFormat("value", "avro", schema, **known), data_type).encode(column).values
+        assert values.to_pylist() == [prefix + expected, None]
+    inside = pa.StructArray.from_arrays([column[:1]], names=["c"])
+    in_a_record = ColumnFormat("value", "avro", record(c={"type": "bytes", **DECIMAL}), **known)
+    assert ColumnEncoder(in_a_record, inside.type).encode(inside).values.to_pylist() == [prefix + b"\x04\x00\x80"]
 
 
 def test_number_beyond_the_range_of_long_is_a_bad_row() -> None:

@@ -8,8 +8,11 @@ import pyarrow as pa
 import pytest
 
 from spark_kafka_sink.common.errors import ConfigError, SchemaError
+from spark_kafka_sink.serialization import schemas
 from spark_kafka_sink.serialization.column_format import ColumnFormat, FormatSettings, JsonOptions
-from spark_kafka_sink.serialization.schemas import column_format
+from spark_kafka_sink.serialization.format_options import Formats
+from spark_kafka_sink.serialization.registry_settings import RegistrySettings
+from spark_kafka_sink.serialization.schemas import column_format, resolved
 
 TYPE = pa.struct([("a", pa.int32())])
 GIVEN = '{"type":"record","name":"R","namespace":"n","fields":[{"name":"a","type":["null","int"]}]}'
@@ -45,3 +48,17 @@ def test_type_that_does_not_fit_is_refused() -> None:
 def test_unknown_format_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"value\.format must be one of .*, not 'xml'"):
         column_format(FormatSettings("value", "xml"), TYPE)
+
+
+def test_schema_that_no_reader_of_a_registry_reads_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry that has it might refuse a corrected one as incompatible."""
+    asked: list[ColumnFormat] = []
+    monkeypatch.setattr(schemas, "registered", lambda found, *_: asked.append(found) or found)
+    registry = RegistrySettings.from_options({"schema.registry.url": "http://127.0.0.1:1"})
+    decimal = '{"type":"bytes","logicalType":"decimal","precision":9,"scale":2}'
+    given = Formats(FormatSettings("value", "avro", decimal), registry=registry)
+    with pytest.raises(SchemaError, match="value: the Avro schema is a decimal in bytes"):
+        resolved(given, {"value": pa.decimal128(9, 2)}, "orders")
+    assert asked == []
+    resolved(Formats(FormatSettings("value", "avro"), registry=registry), {"value": pa.decimal128(9, 2)}, "orders")
+    assert len(asked) == 1
