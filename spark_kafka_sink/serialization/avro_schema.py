@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,6 +24,14 @@ NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 TOP_RECORD: Final = "topLevelRecord"
 CATALYST_TYPE: Final = "spark.sql.catalyst.type"
+LOGICAL_TYPES: Final = {
+    "decimal": ("bytes", "fixed"),
+    "date": ("int",),
+    "time-millis": ("int",),
+    "time-micros": ("long",),
+    **{f"{of}timestamp-{unit}": ("long",) for of in ("", "local-") for unit in ("millis", "micros", "nanos")},
+}
+"""Logical type → the types whose values it changes. Others, such as uuid, are read and have no effect."""
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
@@ -72,24 +80,31 @@ class _Reader:
     def __init__(self) -> None:
         self._named: dict[str, AvroType] = {}
 
-    def type_of(self, written: Any, namespace: str) -> AvroType:
-        """Return the type of a schema's part. `namespace`: of the record around it."""
+    def type_of(self, written: Any, namespace: str, place: str = "The Avro schema") -> AvroType:
+        """Return the type of a schema's part. `namespace`: of the record around it. `place`: for errors."""
         if isinstance(written, str):
             return self._by_name(written, namespace)
         if isinstance(written, list):
-            return AvroType("union", parts=tuple(self.type_of(part, namespace) for part in written))
+            return AvroType("union", parts=tuple(self.type_of(part, namespace, place) for part in written))
         if not isinstance(written, dict) or "type" not in written:
             raise SchemaError(f"The Avro schema has {_shown(written)} where a type should be.")
         kind = written["type"]
         if not isinstance(kind, str):
-            return self.type_of(kind, namespace)
+            return self._part_of(written, "type", namespace, place)
         if kind in ("record", "error", "enum", "fixed"):
             return self._named_type(written, kind, namespace)
         if kind in ("array", "map"):
-            part = written.get("items" if kind == "array" else "values")
-            return AvroType(kind, parts=(self.type_of(part, namespace),))
-        found = self._by_name(kind, namespace)
-        return _with_logical_type(AvroType(kind), written) if kind in PRIMITIVES else found
+            part = self._part_of(written, "items" if kind == "array" else "values", namespace, place)
+            return AvroType(kind, parts=(part,))
+        if kind in PRIMITIVES:
+            return _with_logical_type(AvroType(kind), written)
+        return self._part_of(written, "type", namespace, place)
+
+    def _part_of(self, written: Mapping[str, Any], key: str, namespace: str, place: str) -> AvroType:
+        """Return the type that stands under `key`. Raises SchemaError for a logicalType that belongs into it."""
+        found = self.type_of(written.get(key), namespace, place)
+        _refuse_outside(written, key, found, place)
+        return found
 
     def _by_name(self, name: str, namespace: str) -> AvroType:
         if name in PRIMITIVES:
@@ -121,7 +136,8 @@ class _Reader:
                 if each["name"] in made.fields:
                     raise SchemaError(f"The Avro record '{name}' has the field '{each['name']}' twice.")
                 check_name(each["name"], name)
-                made.fields[each["name"]] = self.type_of(each["type"], inner)
+                place = f"The field '{each['name']}' of the Avro record '{name}'"
+                made.fields[each["name"]] = self._part_of(each, "type", inner, place)
         if made.logical == "decimal" and kind == "fixed":
             _check_decimal(made)
         return made
@@ -162,6 +178,34 @@ def _with_logical_type(made: AvroType, written: Mapping[str, Any]) -> AvroType:
         if logical == "decimal":
             made.precision, made.scale = _digits_of(written, "precision"), _digits_of(written, "scale")
     return made
+
+
+def _refuse_outside(written: Mapping[str, Any], key: str, found: AvroType, place: str) -> None:
+    """Raise SchemaError for a logicalType beside the type that it would change. Avro ignores it there."""
+    logical = written.get("logicalType")
+    if not isinstance(logical, str) or logical not in LOGICAL_TYPES:
+        return
+    values = list(_values_of(found, key))
+    if any(value.logical == logical for _, value in values):
+        return
+    for at, value in values:
+        if value.kind in LOGICAL_TYPES[logical]:
+            inside: dict[str, Any] = {"type": value.kind}
+            if value.kind == "fixed":
+                inside |= {"name": value.name, "size": value.size}
+            inside |= {name: written[name] for name in ("logicalType", "precision", "scale") if name in written}
+            raise SchemaError(
+                f"{place} has the logicalType '{logical}' outside of the type {value.kind}, where Avro ignores it."
+                f" Write it into the type: {json.dumps({at: inside})}."
+            )
+
+
+def _values_of(found: AvroType, key: str) -> Iterator[tuple[str, AvroType]]:
+    """Yield the type, or those in unions, arrays and maps, each with the key under which it stands."""
+    if found.kind not in ("union", "array", "map"):
+        yield key, found
+    for part in found.parts:
+        yield from _values_of(part, {"array": "items", "map": "values"}.get(found.kind, key))
 
 
 def _digits_of(written: Mapping[str, Any], key: str) -> int:

@@ -195,3 +195,69 @@ def test_text_that_is_no_schema_is_refused(text: str, message: str) -> None:
     with pytest.raises(SchemaError) as caught:
         parse_schema(text)
     assert message in str(caught.value)
+
+
+MICROS = "timestamp-micros"
+INSIDE = {"type": "long", "logicalType": MICROS}
+
+
+@pytest.mark.parametrize(
+    ("of_field", "message"),
+    [
+        ({"type": "long"}, 'Write it into the type: {"type": {"type": "long", "logicalType": "timestamp-micros"}}.'),
+        ({"type": ["null", "long"]}, "outside of the type long, where Avro ignores it."),
+        ({"type": {"type": "long"}}, "outside of the type long, where Avro ignores it."),
+        ({"type": {"type": "long", "logicalType": "timestamp-millis"}}, "outside of the type long"),
+        ({"type": {"type": {"type": "long"}, "logicalType": MICROS}, "logicalType": None}, "outside of the type long"),
+        ({"type": ["null", {"type": ["long"], "logicalType": MICROS}], "logicalType": None}, "outside of the type"),
+        (
+            {"type": {"type": "array", "items": "long", "logicalType": MICROS}, "logicalType": None},
+            'Write it into the type: {"items": {"type": "long", "logicalType": "timestamp-micros"}}.',
+        ),
+        (
+            {"type": {"type": "map", "values": ["long", "null"], "logicalType": MICROS}, "logicalType": None},
+            'Write it into the type: {"values": {"type": "long", "logicalType": "timestamp-micros"}}.',
+        ),
+        ({"type": {"type": "array", "items": ["null", "long"]}}, 'Write it into the type: {"items": {"type": "long", '),
+        ({"type": "int", "logicalType": "date"}, "has the logicalType 'date' outside of the type int"),
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 9},
+            '{"type": {"type": "bytes", "logicalType": "decimal", "precision": 9}}.',
+        ),
+        (
+            {"type": {"type": "fixed", "name": "f", "size": 4}, "logicalType": "decimal", "precision": 9, "scale": 2},
+            '{"type": "fixed", "name": "f", "size": 4, "logicalType": "decimal", "precision": 9, "scale": 2}',
+        ),
+    ],
+    ids=str,
+)
+def test_logical_type_beside_its_type_is_refused(of_field: dict[str, Any], message: str) -> None:
+    """Bug: it was ignored, and a timestamp was written in milliseconds where the schema seemed to say microseconds."""
+    written = {"name": "at", "logicalType": MICROS, **of_field}
+    with pytest.raises(SchemaError) as caught:
+        parse_schema(RECORD % json.dumps([written]))
+    assert str(caught.value).startswith("The field 'at' of the Avro record 'r' has the logicalType '")
+    assert message in str(caught.value)
+
+
+def test_logical_type_beside_the_type_of_the_whole_schema_is_refused() -> None:
+    with pytest.raises(SchemaError, match=r"^The Avro schema has the logicalType 'timestamp-micros' outside of the"):
+        parse_schema(json.dumps({"type": {"type": "long"}, "logicalType": MICROS}))
+
+
+@pytest.mark.parametrize(
+    "of_field",
+    [
+        {"type": INSIDE, "logicalType": MICROS},
+        {"type": ["null", INSIDE], "logicalType": MICROS},
+        {"type": "long", "logicalType": "our-own"},
+        {"type": "long", "logicalType": 7},
+        {"type": "string", "logicalType": "uuid"},
+        {"type": "string", "logicalType": MICROS},
+        {"type": {"type": "array", "items": "string", "logicalType": MICROS}},
+        {"type": {"type": "array", "items": {"type": "array", "items": INSIDE}}, "logicalType": MICROS},
+    ],
+    ids=str,
+)
+def test_logical_type_beside_a_type_that_it_would_not_change_is_ignored(of_field: dict[str, Any]) -> None:
+    assert parse_schema(RECORD % json.dumps([{"name": "at", **of_field}])).fields["at"]
