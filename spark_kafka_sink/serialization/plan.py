@@ -261,9 +261,21 @@ def plain_type(data_type: pa.DataType) -> pa.DataType:
         if pat.is_dictionary(data_type):
             data_type = data_type.value_type
         elif isinstance(data_type, pa.BaseExtensionType):
-            data_type = data_type.storage_type
+            data_type = pa.bool_() if _is_bool8(data_type) else data_type.storage_type
         else:
             return data_type
+
+
+def plain_array(column: pa.Array) -> pa.Array:
+    """Return a column without extensions. No bytes are copied, but for booleans that are stored as bytes."""
+    while isinstance(column.type, pa.BaseExtensionType):
+        column = column.storage.cast(pa.bool_()) if _is_bool8(column.type) else column.storage
+    return column
+
+
+def _is_bool8(data_type: pa.DataType) -> bool:
+    """Return whether the values are booleans in bytes: each that is not 0 is true."""
+    return bool(data_type.extension_name == "arrow.bool8")  # pyarrow has a class for it from 18 on
 
 
 def list_field(data_type: pa.DataType) -> pa.Field:
@@ -351,7 +363,9 @@ class Plan:
         self.pool: Final = bytes(pool)
 
     def bind(self, column: pa.Array) -> Bound:
-        """Return the buffers of a column, which has the type for which the plan was made. No bytes are copied."""
+        """Return the buffers of a column, which has the type for which the plan was made. No bytes are copied, but
+        for those of `plain_array`.
+        """
         table: array[int] = array("q")
         buffers: list[Any] = []
         arrays: list[pa.Array | None] = [column]
@@ -361,8 +375,7 @@ class Plan:
                 table.extend((0 if found is None else len(found), 0, 0, 0))
                 arrays.extend([None] * len(node.children))
                 continue
-            while isinstance(found.type, pa.BaseExtensionType):
-                found = found.storage
+            found = plain_array(found)
             own = _own_buffers(node.op, found)
             table.extend((len(found), found.offset, len(buffers), len(own)))
             buffers.extend(own)

@@ -47,6 +47,7 @@ from spark_kafka_sink.serialization.plan import (
     Kind,
     Node,
     Op,
+    plain_array,
 )
 from spark_kafka_sink.serialization.time_zones import FOUR_CENTURIES
 from spark_kafka_sink.serialization.variant import NotReadable, Of, append_json
@@ -71,8 +72,7 @@ class BadValue(Exception):  # noqa: N818  not an error of the caller
 
 def raw_values(node: Node, column: pa.Array) -> list[Any]:
     """Return a raw value for each row, None for a null."""
-    while isinstance(column.type, pa.BaseExtensionType):
-        column = column.storage
+    column = plain_array(column)
     if node.op is Op.DICT:
         return _raw_entries(node, column)
     return _RAW.get(KIND_OF_OPS[node.op], _raw_numbers)(node, column)

@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import random
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -19,6 +20,7 @@ from support.generated_columns import random_array, random_struct
 
 from spark_kafka_sink.common.errors import ConfigError, SchemaError, SerializationError
 from spark_kafka_sink.record.kernel import has_kernel
+from spark_kafka_sink.serialization import column_encoder
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.column_format import BadRow, ColumnFormat, FormatSettings, JsonOptions
 from spark_kafka_sink.serialization.plan import plain_type
@@ -285,6 +287,40 @@ def test_null_entry_of_a_dictionary_is_a_null(is_tagged: bool) -> None:
     if is_tagged:
         column = pa.ExtensionArray.from_storage(Tagged(column.type), column)
     assert made(column, "json")[1] == [b'{"a":1}', None, b'{"a":1}']
+
+
+class OwnBool8(pa.ExtensionType):  # type: ignore[misc]
+    """As Arrow's own type, which pyarrow has from 18 on."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.int8(), "arrow.bool8")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("bool8", [OwnBool8, getattr(pa, "bool8", OwnBool8)], ids=["own", "arrow"])
+@pytest.mark.parametrize("name", ["avro", "protobuf", "json", "json-schema"])
+def test_boolean_that_is_stored_as_a_byte_is_a_boolean(
+    name: str, bool8: Callable[[], pa.DataType], is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: a column of `arrow.bool8` was written as the number 1 or 0."""
+
+    def column_of(values: pa.Array) -> pa.Array:
+        columns = {
+            "a": values,
+            "b": pa.ListArray.from_arrays(pa.array([0, 1, 1, 2, 3, 3, 3], pa.int32()), values[3:]),
+            "c": pa.DictionaryArray.from_arrays(pa.array([1, 0, None, 4, 3, 1], pa.int8()), values),
+            "d": pa.StructArray.from_arrays([values], names=["e"], mask=pa.array([False] * 5 + [True])),
+        }
+        return pa.StructArray.from_arrays(list(columns.values()), names=list(columns)).slice(1)
+
+    if not is_compiled:
+        monkeypatch.setattr(column_encoder, "KERNEL", None)
+    stored = pa.array([1, 0, None, 2, -1, 1], pa.int8())
+    expected = made(column_of(stored.cast(pa.bool_())), name)
+    assert made(column_of(pa.ExtensionArray.from_storage(bool8(), stored)), name) == expected
 
 
 def test_format_and_results_pickle() -> None:
