@@ -194,6 +194,12 @@ def _timestamp(data_type: pa.DataType, schema: AvroType, path: str, _depth: int)
     }
     if schema.kind != "long" or schema.logical not in units:
         return None
+    if schema.outside:
+        raise SchemaError(
+            f"{path}: the Avro schema has the logicalType {schema.outside} outside of the type long. Avro ignores it"
+            " there, and the timestamp would be written in milliseconds. Write it into the type:"
+            f' {{"type": "long", "logicalType": "{schema.outside}"}}.'
+        )
     return _scaled(data_type, schema, path, units[schema.logical], How.DIVIDED)
 
 

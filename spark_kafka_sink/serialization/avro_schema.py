@@ -24,14 +24,7 @@ NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 TOP_RECORD: Final = "topLevelRecord"
 CATALYST_TYPE: Final = "spark.sql.catalyst.type"
-LOGICAL_TYPES: Final = {
-    "decimal": ("bytes", "fixed"),
-    "date": ("int",),
-    "time-millis": ("int",),
-    "time-micros": ("long",),
-    **{f"{of}timestamp-{unit}": ("long",) for of in ("", "local-") for unit in ("millis", "micros", "nanos")},
-}
-"""Logical type → the types whose values it changes. Others, such as uuid, are read and have no effect."""
+_FINER_THAN_MS: Final = frozenset(f"{of}timestamp-{unit}" for of in ("", "local-") for unit in ("micros", "nanos"))
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
@@ -53,6 +46,8 @@ class AvroType:
     fields: dict[str, AvroType] = field(default_factory=dict)
     parts: tuple[AvroType, ...] = ()
     """The elements of an array, the values of a map, or the branches of a union."""
+    outside: str = ""
+    """Of a long: the logicalType of a timestamp that stands outside of it, where Avro ignores it."""
 
     def __str__(self) -> str:
         text = f"{self.kind} {self.name}" if self.name else self.kind
@@ -80,30 +75,33 @@ class _Reader:
     def __init__(self) -> None:
         self._named: dict[str, AvroType] = {}
 
-    def type_of(self, written: Any, namespace: str, place: str = "The Avro schema") -> AvroType:
-        """Return the type of a schema's part. `namespace`: of the record around it. `place`: for errors."""
+    def type_of(self, written: Any, namespace: str) -> AvroType:
+        """Return the type of a schema's part. `namespace`: of the record around it."""
         if isinstance(written, str):
             return self._by_name(written, namespace)
         if isinstance(written, list):
-            return AvroType("union", parts=tuple(self.type_of(part, namespace, place) for part in written))
+            return AvroType("union", parts=tuple(self.type_of(part, namespace) for part in written))
         if not isinstance(written, dict) or "type" not in written:
             raise SchemaError(f"The Avro schema has {_shown(written)} where a type should be.")
         kind = written["type"]
         if not isinstance(kind, str):
-            return self._part_of(written, "type", namespace, place)
+            return self._part_of(written, "type", namespace)
         if kind in ("record", "error", "enum", "fixed"):
             return self._named_type(written, kind, namespace)
         if kind in ("array", "map"):
-            part = self._part_of(written, "items" if kind == "array" else "values", namespace, place)
+            part = self._part_of(written, "items" if kind == "array" else "values", namespace)
             return AvroType(kind, parts=(part,))
-        if kind in PRIMITIVES:
-            return _with_logical_type(AvroType(kind), written)
-        return self._part_of(written, "type", namespace, place)
+        found = self._by_name(kind, namespace)
+        return _with_logical_type(AvroType(kind), written) if kind in PRIMITIVES else found
 
-    def _part_of(self, written: Mapping[str, Any], key: str, namespace: str, place: str) -> AvroType:
-        """Return the type that stands under `key`. Raises SchemaError for a logicalType that belongs into it."""
-        found = self.type_of(written.get(key), namespace, place)
-        _refuse_outside(written, key, found, place)
+    def _part_of(self, written: Mapping[str, Any], key: str, namespace: str) -> AvroType:
+        """Return the type that stands under `key`, which knows a logicalType that stands beside the key."""
+        found = self.type_of(written.get(key), namespace)
+        logical = written.get("logicalType")
+        if isinstance(logical, str) and logical in _FINER_THAN_MS:
+            for each in _values_of(found):
+                if each.kind == "long" and each.logical is None:
+                    each.outside = logical
         return found
 
     def _by_name(self, name: str, namespace: str) -> AvroType:
@@ -136,8 +134,7 @@ class _Reader:
                 if each["name"] in made.fields:
                     raise SchemaError(f"The Avro record '{name}' has the field '{each['name']}' twice.")
                 check_name(each["name"], name)
-                place = f"The field '{each['name']}' of the Avro record '{name}'"
-                made.fields[each["name"]] = self._part_of(each, "type", inner, place)
+                made.fields[each["name"]] = self._part_of(each, "type", inner)
         if made.logical == "decimal" and kind == "fixed":
             _check_decimal(made)
         return made
@@ -180,32 +177,12 @@ def _with_logical_type(made: AvroType, written: Mapping[str, Any]) -> AvroType:
     return made
 
 
-def _refuse_outside(written: Mapping[str, Any], key: str, found: AvroType, place: str) -> None:
-    """Raise SchemaError for a logicalType beside the type that it would change. Avro ignores it there."""
-    logical = written.get("logicalType")
-    if not isinstance(logical, str) or logical not in LOGICAL_TYPES:
-        return
-    values = list(_values_of(found, key))
-    if any(value.logical == logical for _, value in values):
-        return
-    for at, value in values:
-        if value.kind in LOGICAL_TYPES[logical]:
-            inside: dict[str, Any] = {"type": value.kind}
-            if value.kind == "fixed":
-                inside |= {"name": value.name, "size": value.size}
-            inside |= {name: written[name] for name in ("logicalType", "precision", "scale") if name in written}
-            raise SchemaError(
-                f"{place} has the logicalType '{logical}' outside of the type {value.kind}, where Avro ignores it."
-                f" Write it into the type: {json.dumps({at: inside})}."
-            )
-
-
-def _values_of(found: AvroType, key: str) -> Iterator[tuple[str, AvroType]]:
-    """Yield the type, or those in unions, arrays and maps, each with the key under which it stands."""
+def _values_of(found: AvroType) -> Iterator[AvroType]:
+    """Yield the type, or those in unions, arrays and maps."""
     if found.kind not in ("union", "array", "map"):
-        yield key, found
+        yield found
     for part in found.parts:
-        yield from _values_of(part, {"array": "items", "map": "values"}.get(found.kind, key))
+        yield from _values_of(part)
 
 
 def _digits_of(written: Mapping[str, Any], key: str) -> int:

@@ -277,6 +277,62 @@ def test_decimal_in_bytes_alone_is_refused_with_a_registry(known: dict[str, Any]
     assert ColumnEncoder(in_a_record, inside.type).encode(inside).values.to_pylist() == [prefix + b"\x04\x00\x80"]
 
 
+TIME = pa.timestamp("us", "UTC")
+MICROS = {"logicalType": "timestamp-micros"}
+INSIDE = {"type": "long", **MICROS}
+
+
+def field(**written: Any) -> str:
+    return json.dumps({"type": "record", "name": "r", "fields": [{"name": "c", **written}]})
+
+
+@pytest.mark.parametrize(
+    ("schema", "data_type", "path"),
+    [
+        (field(type="long", **MICROS), TIME, "value.c"),
+        (field(type=["null", "long"], **MICROS), TIME, "value.c"),
+        (field(type="long", logicalType="timestamp-nanos"), TIME, "value.c"),
+        (field(type={"type": "long"}, logicalType="local-timestamp-micros"), pa.timestamp("us"), "value.c"),
+        (field(type={"type": {"type": "long"}, **MICROS}), TIME, "value.c"),
+        (field(type={"type": "array", "items": "long", **MICROS}), pa.list_(TIME), "value.c.element"),
+        (field(type={"type": "array", "items": "long"}, **MICROS), pa.list_(TIME), "value.c.element"),
+        (
+            field(type={"type": "map", "values": ["long", "null"], **MICROS}),
+            pa.map_(pa.string(), TIME),
+            "value.c.value",
+        ),
+    ],
+    ids=str,
+)
+def test_timestamp_with_its_logical_type_outside_of_long_is_refused(
+    schema: str, data_type: pa.DataType, path: str
+) -> None:
+    """Bug: Avro ignores it there, and the timestamp was written in milliseconds, a factor of 1000 without an error."""
+    with pytest.raises(
+        SchemaError, match=rf"^{path}: the Avro schema has the logicalType \S+ outside of the type long"
+    ):
+        encode(pa.array([], pa.struct([("c", data_type)])), schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "data_type", "expected"),
+    [
+        (field(type="long", **MICROS), pa.int64(), zigzag(AT)),
+        (field(type=INSIDE, **MICROS), TIME, zigzag(AT)),
+        (field(type=["null", INSIDE], logicalType="timestamp-nanos"), TIME, b"\x02" + zigzag(AT)),
+        (field(type="long", logicalType="timestamp-millis"), TIME, zigzag(AT // 1000)),
+        (field(type="long", logicalType="our-own"), TIME, zigzag(AT // 1000)),
+        (field(type="long", logicalType=["no", "name"]), TIME, zigzag(AT // 1000)),
+    ],
+    ids=str,
+)
+def test_logical_type_outside_that_changes_no_value_is_ignored(
+    schema: str, data_type: pa.DataType, expected: bytes
+) -> None:
+    column = pa.array([{"c": AT}], pa.struct([("c", pa.int64())])).cast(pa.struct([("c", data_type)]))
+    assert encode(column, schema)[0] == [expected]
+
+
 def test_number_beyond_the_range_of_long_is_a_bad_row() -> None:
     column = pa.StructArray.from_arrays([pa.array([2**63, 1], pa.uint64())], names=["c"])
     values, bad_rows = encode(column, record(c="long"))
