@@ -39,7 +39,13 @@ from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
 from spark_kafka_sink.sink.pyspark_versions import map_in_arrow
 from spark_kafka_sink.sink.rows import PartitionWriter
-from spark_kafka_sink.sink.running_query import is_connect_task, refuse_in_query, run_id, session_time_zone
+from spark_kafka_sink.sink.running_query import (
+    cancelled_by_interrupt,
+    is_connect_task,
+    refuse_in_query,
+    run_id,
+    session_time_zone,
+)
 from spark_kafka_sink.sink.schema import (
     by_position,
     check_columns,
@@ -350,7 +356,8 @@ class KafkaSink:
             if are_fewer:
                 chosen = with_fewer_tasks(given, df, source, _small_tasks.tasks_of_a_slot(source))
             try:
-                rows = _by_name(map_in_arrow(chosen, write_task, report_ddl).collect())
+                with cancelled_by_interrupt(df.sparkSession):
+                    rows = _by_name(map_in_arrow(chosen, write_task, report_ddl).collect())
             except Exception:
                 _small_tasks.forget(source)  # the same write may be tried again
                 raise

@@ -1,5 +1,5 @@
-"""The streaming query that the current thread belongs to, which foreachBatch does not say. For the driver's threads;
-not in Spark Connect.
+"""The streaming query that the current thread belongs to, which foreachBatch does not say, and the jobs that the thread
+runs. For the driver's threads; not in Spark Connect.
 """
 
 from __future__ import annotations
@@ -7,8 +7,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +33,8 @@ _QUERY_THREAD: Final = "stream "
 """The begin of the name "stream execution thread for ..." of a streaming query's thread. Linux shows it shortened, and
 each Java shortens it in its own way.
 """
+_CANCEL_S: Final = 10
+"""How long Spark may take to note that jobs are cancelled."""
 _MOST_PARENTS: Final = 4
 """The driver's JVM is the second parent of a planning worker: Spark's daemon of workers is the first."""
 
@@ -56,6 +59,44 @@ def context_of_thread(session: object) -> SparkContext | None:
     from pyspark.sql import SparkSession as ClassicSession
 
     return session.sparkContext if isinstance(session, ClassicSession) and has_own_threads() else None
+
+
+@contextmanager
+def cancelled_by_interrupt(session: object) -> Iterator[None]:
+    """Cancel the jobs that this thread starts inside the `with` if Ctrl-C ends it: Spark would go on, and a second run
+    would write the rows once more. Only the main thread gets Ctrl-C.
+    """
+    context = context_of_thread(session) if threading.current_thread() is threading.main_thread() else None
+    if context is None:
+        yield
+        return
+    tag = f"spark-kafka-sink-{uuid.uuid4()}"
+    context.addJobTag(tag)
+    try:
+        yield
+    except BaseException as error:
+        interrupt = _interrupt_in(error)
+        if interrupt is None:
+            context.removeJobTag(tag)
+            raise
+        # This thread's connection to the JVM still waits for the answer of the interrupted call, so another one asks.
+        other = threading.Thread(target=context.cancelJobsWithTag, args=(tag,), daemon=True)
+        other.start()
+        other.join(_CANCEL_S)
+        if interrupt is error:
+            raise
+        raise interrupt from None
+    context.removeJobTag(tag)
+
+
+def _interrupt_in(error: BaseException) -> BaseException | None:
+    """Return the Ctrl-C that is or has led to `error`: PySpark's next call may fail on the connection that was
+    interrupted.
+    """
+    cause: BaseException | None = error
+    while isinstance(cause, Exception):
+        cause = cause.__context__
+    return cause
 
 
 def query_id_of(context: SparkContext) -> str | None:

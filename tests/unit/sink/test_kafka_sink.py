@@ -248,7 +248,7 @@ def test_write_after_one_that_failed_has_all_its_tasks(monkeypatch: pytest.Monke
     monkeypatch.setattr(kafka_sink_module, "with_fewer_tasks", lambda df, *_: df)
     monkeypatch.setattr(kafka_sink_module, "batch_limits", lambda df, *given: nullcontext(df))
     monkeypatch.setattr(kafka_sink_module, "map_in_arrow", fail)
-    rows: Any = None
+    rows: Any = SimpleNamespace(sparkSession=None)
     for _ in range(2):
         with pytest.raises(MemoryError):
             KafkaSink(OPTIONS)._run_tasks(rows, iter, REPORT_DDL)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -14,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.sink.running_query import (
+    cancelled_by_interrupt,
     context_of_thread,
     has_query_thread,
     refuse_beside_queries,
@@ -140,3 +143,77 @@ def test_write_by_format_is_refused_unless_no_query_is_active() -> None:
         refuse_beside_queries(True)
     with pytest.raises(ConfigError, match=r"it is not known here .*foreachBatch\(sink\.write_batch\)"):
         refuse_beside_queries(None)
+
+
+class TaggedContext:
+    """Spark's part in job tags, with the threads that ask."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, bool]] = []
+
+    def _note(self, call: str, tag: str) -> None:
+        self.calls.append((call, tag, threading.current_thread() is threading.main_thread()))
+
+    def addJobTag(self, tag: str) -> None:  # noqa: N802  PySpark's name
+        self._note("add", tag)
+
+    def removeJobTag(self, tag: str) -> None:  # noqa: N802
+        self._note("remove", tag)
+
+    def cancelJobsWithTag(self, tag: str) -> None:  # noqa: N802
+        self._note("cancel", tag)
+
+
+def calls_of(error: BaseException | None) -> list[tuple[str, bool]]:
+    """What is asked of Spark if the jobs end with `error`: each call, and whether the main thread made it."""
+    context = TaggedContext()
+    expected: Any = (
+        contextlib.nullcontext() if error is None else pytest.raises(type(error), match=re.escape(str(error)))
+    )
+    with expected, cancelled_by_interrupt(Classic(context)):
+        if error is not None:
+            raise error
+    assert len({tag for _, tag, _ in context.calls}) == 1
+    return [(call, is_main) for call, _, is_main in context.calls]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("Ctrl-C"), SystemExit(3)])
+def test_interrupt_cancels_the_jobs_from_another_thread(error: BaseException) -> None:
+    """Bug: Spark went on with the write, and a second run wrote the rows twice. The interrupted thread's connection to
+    the JVM still waits for an answer.
+    """
+    assert calls_of(error) == [("add", True), ("cancel", False)]
+
+
+@pytest.mark.parametrize("error", [None, ValueError("a task failed")])
+def test_jobs_that_ended_by_themselves_are_not_cancelled(error: BaseException | None) -> None:
+    assert calls_of(error) == [("add", True), ("remove", True)]
+
+
+def test_error_that_follows_an_interrupt_does_not_hide_it() -> None:
+    context = TaggedContext()
+
+    def collect() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise ConnectionError("Answer from Java side is empty")
+
+    with pytest.raises(KeyboardInterrupt), cancelled_by_interrupt(Classic(context)):
+        collect()
+    assert [call for call, _, _ in context.calls] == ["add", "cancel"]
+
+
+def test_only_the_main_thread_gets_interrupts_so_only_its_jobs_have_a_tag() -> None:
+    context = TaggedContext()
+
+    def write() -> None:
+        with cancelled_by_interrupt(Classic(context)):
+            pass
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    with cancelled_by_interrupt(object()):  # Spark Connect
+        pass
+    assert context.calls == []
