@@ -58,8 +58,8 @@ def examined(options: dict[str, str], place: Callable[[str | None], str], limit_
     """Return all findings: of this machine, and of the options if there are some."""
     machine = installation.gather()
     findings = installation.judge(machine)
-    if missing := [each.name for each in machine.packages if each.version is None]:
-        why = f"{', '.join(missing)} must be installed first"
+    if missing := [each.name for each in machine.packages if each.version is None or each.error]:
+        why = f"{', '.join(missing)} must load first"
         return [*findings, not_checked(Area.BROKERS, "not checked", why)]
     if not options:
         why = "no options were given: name a file by --options, or give --option NAME=VALUE"

@@ -88,7 +88,8 @@ PROBLEMS: Final[dict[str, Problem]] = {
     "package-missing": Problem(
         _FAULT,
         "A required Python package is not installed, or does not load.",
-        "Run {python} -m pip install '{package}'.",
+        "Run {python} -m pip install '{package}'. If it is installed, its error says what it needs: install that, or an"
+        " older version.",
     ),
     "package-too-old": Problem(
         _FAULT,

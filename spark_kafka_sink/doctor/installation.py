@@ -17,6 +17,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Final
 
+from spark_kafka_sink.common.texts import one_line
 from spark_kafka_sink.common.version import VERSION
 from spark_kafka_sink.doctor.findings import Area, Finding, not_checked, ok, problem
 
@@ -36,11 +37,14 @@ _AREA: Final = Area.MACHINE
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A distribution. `version` is None if it is missing. `needs` is such as `pyarrow>=14`, `by` who needs it."""
+    """A distribution. `version` is None if it is missing. `needs` is such as `pyarrow>=14`, `by` who needs it. `error`:
+    why it does not load.
+    """
 
     needs: str
     version: str | None
     by: str = "spark-kafka-sink"
+    error: str = ""
 
     @property
     def name(self) -> str:
@@ -68,12 +72,12 @@ class Machine:
 
 
 def gather(environment: Mapping[str, str] = os.environ, timeout_s: float = 10.0) -> Machine:
-    """Look at this process and machine. Imports the kernel and PySpark, and runs `java -version`."""
+    """Look at this process and machine. Imports the packages, the kernel and PySpark, and runs `java -version`."""
     has_kernel, kernel_error = _kernel()
     pyspark = _pyspark()
     java_home = environment.get("JAVA_HOME", "")
     return Machine(
-        packages=tuple(Package(each, _version(Package(each, None).name)) for each in REQUIRED),
+        packages=tuple(_required(each) for each in REQUIRED),
         has_kernel=has_kernel,
         kernel_error=kernel_error,
         pyspark=pyspark,
@@ -129,6 +133,9 @@ def _package(package: Package, machine: Machine) -> Finding:
     if not fits(package.version, needed):
         seen = f"{package.version}; {package.by} needs {needed}"
         return problem("package-too-old", _AREA, package.name, seen, python=machine.python, package=needed)
+    if package.error:
+        seen = f"{package.version} does not load: {package.error}"
+        return problem("package-missing", _AREA, package.name, seen, python=machine.python, package=needed)
     return ok(_AREA, package.name, package.version)
 
 
@@ -187,6 +194,18 @@ def _version(name: str) -> str | None:
         return str(import_module(name).__version__)
     except (ImportError, AttributeError):
         return None
+
+
+def _required(needs: str) -> Package:
+    """Look for a package of this sink, whose module has its name."""
+    name = Package(needs, None).name
+    version = _version(name)
+    try:
+        if version is not None:
+            import_module(name)
+    except Exception as error:  # such as an AttributeError with another numpy
+        return Package(needs, version, error=one_line(f"{type(error).__name__}: {' '.join(str(error).split())}"))
+    return Package(needs, version)
 
 
 def _kernel() -> tuple[bool, str]:

@@ -32,7 +32,10 @@ def with_version(name: str, version: str | None) -> tuple[Package, ...]:
 
 
 PLANTED: dict[str, list[dict[str, Any]]] = {
-    "package-missing": [{"packages": with_version("lz4", None)}],
+    "package-missing": [
+        {"packages": with_version("lz4", None)},
+        {"packages": (Package("pyarrow>=14", "26.0.1", error="ImportError: pyarrow requires NumPy 2.0 or newer"),)},
+    ],
     "package-too-old": [
         {"packages": with_version("pyarrow", "12.0.1")},
         {"packages": with_version("kio", "0.7")},
@@ -161,3 +164,16 @@ def test_java_that_answers_in_another_encoding_is_known(tmp_path: Path) -> None:
 
 def test_folder_without_java_has_none(tmp_path: Path) -> None:
     assert gather({"JAVA_HOME": str(tmp_path)}).java is None
+
+
+def test_package_that_is_installed_and_does_not_load_is_a_fault_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Bug: the doctor asked for versions only, and found no fault."""
+    (tmp_path / "lz4.py").write_text("raise ImportError('lz4 requires\\nanother library')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [each for each in sys.modules if each.partition(".")[0] == "lz4"]:
+        monkeypatch.delitem(sys.modules, name)
+    (found,) = [each for each in judge(gather()) if each.what == "lz4"]
+    assert found.name == "package-missing"
+    assert found.seen.endswith(" does not load: ImportError: lz4 requires another library")
