@@ -65,6 +65,8 @@ def context_of_thread(session: object) -> SparkContext | None:
 def cancelled_by_interrupt(session: object) -> Iterator[None]:
     """Cancel the jobs that this thread starts inside the `with` if Ctrl-C ends it: Spark would go on, and a second run
     would write the rows once more. Only the main thread gets Ctrl-C.
+
+    After any other error too, which does no harm to a job that has ended: PySpark 3.5 makes a Py4JError of Ctrl-C.
     """
     context = context_of_thread(session) if threading.current_thread() is threading.main_thread() else None
     if context is None:
@@ -75,17 +77,16 @@ def cancelled_by_interrupt(session: object) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        interrupt = _interrupt_in(error)
-        if interrupt is None:
-            context.removeJobTag(tag)
-            raise
-        # This thread's connection to the JVM still waits for the answer of the interrupted call, so another one asks.
+        # This thread's connection to the JVM may still wait for the answer of the interrupted call.
         other = threading.Thread(target=context.cancelJobsWithTag, args=(tag,), daemon=True)
         other.start()
         other.join(_CANCEL_S)
-        if interrupt is error:
-            raise
-        raise interrupt from None
+        interrupt = _interrupt_in(error)
+        if interrupt is None:
+            context.removeJobTag(tag)
+        elif interrupt is not error:
+            raise interrupt from None
+        raise
     context.removeJobTag(tag)
 
 

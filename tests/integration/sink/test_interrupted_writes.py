@@ -23,7 +23,11 @@ MOST_S = 60
 
 @pytest.mark.parametrize(
     ("guarantee", "handler"),
-    [("at-least-once", "notebook"), pytest.param("exactly-once", "pyspark", marks=pytest.mark.slow)],
+    [
+        ("at-least-once", "notebook"),
+        pytest.param("at-least-once", "pyspark", marks=pytest.mark.slow),
+        pytest.param("exactly-once", "notebook", marks=pytest.mark.slow),
+    ],
 )
 def test_interrupted_write_does_not_go_on(
     kafka_broker: Admin, topic: str, tmp_path: Path, guarantee: str, handler: str
@@ -56,9 +60,9 @@ def test_interrupted_write_does_not_go_on(
         finally:
             job.kill()
     printed = output.read_text()
-    assert re.findall(r"ENDED BY \w+|RUNNING .*", printed) == ["ENDED BY KeyboardInterrupt", "RUNNING 0 ROWS 7"], (
-        printed
-    )
+    assert re.findall("RUNNING .*", printed) == ["RUNNING 0 ROWS 7"], printed
+    if handler == "notebook":  # PySpark's own handler may raise a Py4JError
+        assert re.findall(r"ENDED BY \w+", printed) == ["ENDED BY KeyboardInterrupt"], printed
     assert 0 < len(read_values(servers, topic, isolation_level="read_uncommitted")) < ROWS
     if guarantee == "exactly-once":
         assert not read_values(servers, topic)

@@ -185,9 +185,13 @@ def test_interrupt_cancels_the_jobs_from_another_thread(error: BaseException) ->
     assert calls_of(error) == [("add", True), ("cancel", False)]
 
 
-@pytest.mark.parametrize("error", [None, ValueError("a task failed")])
-def test_jobs_that_ended_by_themselves_are_not_cancelled(error: BaseException | None) -> None:
-    assert calls_of(error) == [("add", True), ("remove", True)]
+def test_jobs_that_have_run_are_not_cancelled() -> None:
+    assert calls_of(None) == [("add", True), ("remove", True)]
+
+
+def test_any_error_cancels_the_jobs() -> None:
+    """Bug: PySpark 3.5 makes a Py4JError of Ctrl-C, and the jobs went on."""
+    assert calls_of(ValueError("Py4JError")) == [("add", True), ("cancel", False), ("remove", True)]
 
 
 def test_error_that_follows_an_interrupt_does_not_hide_it() -> None:
