@@ -283,7 +283,9 @@ def _not_supported(name: str) -> str:
 
 def _parts(value: Any) -> Sequence[Any]:
     """Return the schemas in a part of a schema: of an object, or of a list."""
-    return [*value.values()] if isinstance(value, dict) else [] if value is None else [*value]
+    if isinstance(value, dict):
+        return [*value.values()]
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _refuse_other_bases(root: Any, path: str) -> None:

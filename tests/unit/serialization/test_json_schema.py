@@ -126,6 +126,7 @@ NAMED = {"a b": TEXT, "one": {"type": "integer"}, "a%20b": {"type": "integer"}}
         ("unevaluatedProperties", {"not": {}}),
         ("unevaluatedItems", False),
         ("prefixItems", [TEXT]),
+        ("prefixItems", 7),
         ("dependentRequired", {"a": ["b"]}),
         ("dependentSchemas", {"a": {"required": ["b"]}}),
         ("dependencies", {"a": ["b"]}),
