@@ -74,6 +74,7 @@ def cancelled_by_interrupt(session: object) -> Iterator[None]:
         return
     tag = f"spark-kafka-sink-{uuid.uuid4()}"
     context.addJobTag(tag)
+    before = sys.exception()
     try:
         yield
     except BaseException as error:
@@ -81,7 +82,7 @@ def cancelled_by_interrupt(session: object) -> Iterator[None]:
         other = threading.Thread(target=context.cancelJobsWithTag, args=(tag,), daemon=True)
         other.start()
         other.join(_CANCEL_S)
-        interrupt = _interrupt_in(error)
+        interrupt = _interrupt_in(error, before)
         if interrupt is None:
             context.removeJobTag(tag)
         elif interrupt is not error:
@@ -90,14 +91,14 @@ def cancelled_by_interrupt(session: object) -> Iterator[None]:
     context.removeJobTag(tag)
 
 
-def _interrupt_in(error: BaseException) -> BaseException | None:
+def _interrupt_in(error: BaseException, before: BaseException | None) -> BaseException | None:
     """Return the Ctrl-C that is or has led to `error`: PySpark's next call may fail on the connection that was
-    interrupted.
+    interrupted. `before`: what the caller was handling already, such as an earlier Ctrl-C.
     """
     cause: BaseException | None = error
     while isinstance(cause, Exception):
         cause = cause.__context__
-    return cause
+    return None if cause is before else cause
 
 
 def query_id_of(context: SparkContext) -> str | None:

@@ -208,6 +208,13 @@ def test_error_that_follows_an_interrupt_does_not_hide_it() -> None:
     assert [call for call, _, _ in context.calls] == ["add", "cancel"]
 
 
+def test_error_of_a_write_after_an_interrupt_is_its_own() -> None:
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert calls_of(ValueError("a task failed")) == [("add", True), ("cancel", False), ("remove", True)]
+
+
 def test_only_the_main_thread_gets_interrupts_so_only_its_jobs_have_a_tag() -> None:
     context = TaggedContext()
 
