@@ -282,8 +282,8 @@ PROBLEMS: Final[dict[str, Problem]] = {
     # ---- topics
     "topic-name-invalid": Problem(
         _FAULT,
-        "Kafka allows no topic of this name.",
-        "Use up to 249 characters of a-z, A-Z, 0-9, dot, underscore and hyphen.",
+        "The brokers refuse this name of a topic.",
+        "Use another name. Some services allow fewer names than Kafka does: letters, digits and hyphens are safe.",
     ),
     "topic-missing": Problem(
         _FAULT,

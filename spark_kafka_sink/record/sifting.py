@@ -129,9 +129,13 @@ class RowContent(NamedTuple):
     """Which of `value` and `key` are JSON text, because they have no bytes in their format."""
 
 
-def is_topic_name(name: str) -> bool:
-    """Return whether a topic can have this name (org.apache.kafka.common.internals.Topic)."""
-    return _TOPIC_NAME.fullmatch(name) is not None
+def topic_fault(name: str) -> str | None:
+    """Return why no client can write to a topic of this name; None if it can
+    (org.apache.kafka.common.internals.Topic).
+    """
+    if _TOPIC_NAME.fullmatch(name) is None:
+        return InvalidTopicError.sentence
+    return _OF_BROKERS if name in _INTERNAL else None
 
 
 def unwritable_rows(
@@ -281,12 +285,13 @@ def _check_topics(search: _Search, topics: _Topics, decision_topic: str | None) 
     assert topics.of_row is not None
     search.note(topics.of_row < 0, SchemaError, lambda _: NO_TOPIC_NAME)
     for index, name in enumerate(topics.names):
-        if not is_topic_name(name):
-            search.note(topics.of_row == index, InvalidTopicError, lambda _: InvalidTopicError.sentence)
-        elif name in _INTERNAL:
-            search.note(topics.of_row == index, InvalidTopicError, lambda _: _OF_BROKERS)
-        elif name == decision_topic:
-            search.note(topics.of_row == index, InvalidTopicError, lambda _: OF_DECISIONS)
+        fault = OF_DECISIONS if name == decision_topic else topic_fault(name)
+        if fault is not None:
+            search.note(topics.of_row == index, InvalidTopicError, partial(_same, fault))
+
+
+def _same(fault: str, _row: int) -> str:
+    return fault
 
 
 _Sizes = TypeVar("_Sizes", int, Int64Array)

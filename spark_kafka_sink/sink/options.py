@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from spark_kafka_sink.common.config import LIBRDKAFKA, ProducerConfig
-from spark_kafka_sink.common.errors import ConfigError, InvalidTopicError
+from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.common.options import LONG_MAX, RefusalError, between, boolean, nearest, table_of
 from spark_kafka_sink.common.texts import shown
 from spark_kafka_sink.common.version import VERSION
-from spark_kafka_sink.record.sifting import is_topic_name
+from spark_kafka_sink.record.sifting import topic_fault
 from spark_kafka_sink.serialization import format_options
 from spark_kafka_sink.serialization.format_options import Formats, formats_of
 from spark_kafka_sink.sink.requested_topic import (
@@ -398,6 +398,9 @@ def _name(by_key: Mapping[str, object], key: str) -> str | None:
     topic = str(value).strip()
     if not topic:
         raise ConfigError(f"The option {key} is empty: give it the name of a topic, or leave it out.", setting=key)
+    fault = topic_fault(topic)  # else that shows only in the tasks, for dead letters only with the first of them
+    if fault is not None:
+        raise ConfigError(f"{key}={shown(topic)}: {fault.removesuffix('.')}.", setting=key)
     return topic
 
 
@@ -435,10 +438,6 @@ def _dead_letter_topic(by_key: Mapping[str, object], topic: str | None, decision
             f"{TOLERANCE_OPTION}=all needs a topic for the rows that cannot be written: set"
             f" {DEAD_LETTER_TOPIC_OPTION}.",
             setting=DEAD_LETTER_TOPIC_OPTION,
-        )
-    if not is_topic_name(found):  # else that shows only when the first row cannot be written
-        raise ConfigError(
-            f"{DEAD_LETTER_TOPIC_OPTION}={shown(found)}: {InvalidTopicError.sentence}", setting=DEAD_LETTER_TOPIC_OPTION
         )
     for taken, whose in ((topic, "topic"), (decision_topic, "decision.topic")):
         if found == taken:

@@ -33,7 +33,7 @@ LOOPBACK: Final = {
     "listener-unreachable": "a broker that advertises a port at which nothing listens",
     "some-servers-unreachable": "a bootstrap server that is down, beside one that answers",
     "brokers-too-old": "exactly-once delivery with Kafka 2.1",
-    "topic-name-invalid": "a topic name with a blank",
+    "topic-name-invalid": "a broker that refuses the name of the topic",
     "topic-missing": "a topic that does not exist, and brokers that create none",
     "topic-would-be-created": "a topic that does not exist, and brokers that create it",
     "partition-without-leader": "a partition without a leader",

@@ -285,7 +285,8 @@ def _brokers_too_old(planting: Planting) -> Options:
 
 @plants("topic-name-invalid")
 def _topic_name_invalid(planting: Planting) -> Options:
-    return planting.options() | {"topic": "or ders"}
+    planting.cluster.on(ApiKey.METADATA, faults.refuse_topic("orders", 17), times=None)
+    return planting.options()
 
 
 @plants("topic-missing")

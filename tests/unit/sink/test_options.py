@@ -179,6 +179,23 @@ def test_setting_incompatible_with_exactly_once_is_refused(options: dict[str, st
         parse(**{"delivery.guarantee": "exactly-once"}, **options)
 
 
+@pytest.mark.parametrize("key", ["topic", "decision.topic"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a/b", r"a/b'?: The topic name is not valid: .* not '\.' or '\.\.'\.$"),
+        ("..", "The topic name is not valid"),
+        ("t" * 250, "The topic name is not valid"),
+        ("__consumer_offsets", "the topic is one of Kafka's own, to which only brokers write"),
+    ],
+)
+def test_topic_that_nobody_can_write_to_is_refused_before_any_task(key: str, name: str, text: str) -> None:
+    options = {"delivery.guarantee": "exactly-once", key: name}
+    with pytest.raises(ConfigError, match=f"^{key}=.*{text}") as caught:
+        parse(**options)
+    assert caught.value.setting == key
+
+
 def test_a_prefix_may_have_200_characters() -> None:
     given = {"delivery.guarantee": "exactly-once", "transactional.id.prefix": "x" * 200}
     assert parse(**given).transactional_id_prefix == "x" * 200

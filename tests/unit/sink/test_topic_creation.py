@@ -191,8 +191,9 @@ def test_missing_permission_is_named(bench: CoordinatorBench, kind: type[KafkaEr
 
 
 def test_name_that_brokers_refuse_is_an_error(bench: CoordinatorBench) -> None:
-    with pytest.raises(InvalidTopicError, match=r"my orders.*Correct the option topic\.$"):
-        create_missing_topic(config("my orders"))
+    bench.cluster.on(ApiKey.METADATA, faults.refuse_topic("my.orders", InvalidTopicError), times=None)
+    with pytest.raises(InvalidTopicError, match=r"my\.orders.*Correct the option topic\.$"):
+        create_missing_topic(config("my.orders"))
 
 
 # ---- where it happens ------------------------------------------------------------------------------------------------
