@@ -202,22 +202,28 @@ def _of_readers(found: Transactions, now_ms: int) -> Iterable[Finding]:
     if not found.behind:
         return [ok(_AREA, what, "no reader waits for one")]
     places: dict[tuple[str, str, str], list[TopicPartition]] = {}
+    in_time: dict[str, list[TransactionDescription]] = {}
     for place in sorted(found.behind):
-        name, reason = _waiting(place, found.open, now_ms)
+        owners = [each for each in found.open if place in each.topic_partitions]
+        name, reason = _waiting(owners, now_ms)
         places.setdefault((name, reason, place.topic), []).append(place)
-    return [_of_places(name, reason, behind) for (name, reason, _), behind in places.items()]
+        if not name:
+            in_time.setdefault(place.topic, []).extend(owners)
+    return [
+        _of_places(name, reason or _oldest(in_time[topic], now_ms), behind)
+        for (name, reason, topic), behind in places.items()
+    ]
 
 
-def _waiting(place: TopicPartition, open_: Sequence[TransactionDescription], now_ms: int) -> tuple[str, str]:
-    """Return the name of the problem of a partition whose readers wait, and the reason. The name is empty if it is
-    none.
+def _waiting(owners: Sequence[TransactionDescription], now_ms: int) -> tuple[str, str]:
+    """Return the name of the problem of a partition whose readers wait for a transaction of `owners`, and the reason.
+    Both are empty if it is none.
     """
-    owners = [each for each in open_ if place in each.topic_partitions]
     late = next((each for each in owners if _is_late(each, now_ms)), None)
     if late is not None:
         return "transaction-hangs", _late(late)
     if owners:
-        return "", "a transaction that is within its timeout"
+        return "", ""
     return "open-transaction-unknown", "a transaction that no coordinator shows to this user"
 
 
@@ -226,6 +232,19 @@ def _of_places(name: str, reason: str, places: Sequence[TopicPartition]) -> Find
     shown = ", ".join(map(str, places[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
     seen = f"readers of {shown} wait for {reason}"
     return problem(name, _AREA, what, seen, topic=shlex.quote(places[0].topic)) if name else ok(_AREA, what, seen)
+
+
+def _oldest(open_: Sequence[TransactionDescription], now_ms: int) -> str:
+    """Return what readers wait for that is no problem, unless its producer is dead. That cannot be seen from here."""
+    oldest = min(open_, key=lambda each: each.start_time_ms or now_ms)
+    age_s = max(0, now_ms - (oldest.start_time_ms or now_ms)) / 1000
+    more = len({each.transactional_id for each in open_}) - 1
+    others = f" and {more} more" if more else ""
+    return (
+        f"{one_line(oldest.transactional_id)}{others}, open for {age_s:,.0f} s, which is within its timeout of"
+        f" {oldest.timeout_ms / 1000:,.0f} s. If its query or application is dead, the brokers abort it when the"
+        " timeout is over, or the query's next start does"
+    )
 
 
 def _late(transaction: TransactionDescription) -> str:

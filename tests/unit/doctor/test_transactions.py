@@ -35,6 +35,19 @@ def test_transaction_within_its_timeout_is_good() -> None:
     assert {each.status for each in judge(found, NOW_MS)} == {Status.OK}
 
 
+def test_oldest_transaction_within_its_timeout_is_named_once_for_a_topic() -> None:
+    """Readers may wait for a dead query for as long as the timeout."""
+    places = [TopicPartition("orders", index) for index in range(3)]
+    first, second = open_for(20_000, *places[:2]), open_for(340_000, *places[1:])._replace(transactional_id="other/1")
+    found = judge(replace(GOOD, behind=frozenset(places), open=(first, second)), NOW_MS)
+    (line,) = [each.seen for each in found if each.what == "open transactions"]
+    assert line.startswith(
+        "readers of orders-0, orders-1, orders-2 wait for other/1 and 1 more, open for 340 s, which is within its"
+        " timeout of 900 s. If its query"
+    )
+    assert {each.status for each in found} == {Status.OK}
+
+
 def test_transaction_far_beyond_its_timeout_hangs_and_is_named() -> None:
     found = judge(replace(GOOD, behind=frozenset({PLACE}), open=(open_for(TIMEOUT_MS + 60_001),)), NOW_MS)
     assert names(found) == ["transaction-hangs"]
