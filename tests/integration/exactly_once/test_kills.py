@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cluster_admin import set_feature
 from support.exactly_once_streams import check_content, check_nothing_open, visible_values
 from support.killed_query import KEYS, Query
 from support.librdkafka import read_values
@@ -91,6 +92,35 @@ def test_killed_drivers_lose_and_duplicate_no_dead_letter(servers: str, three_pa
     bad = [row for row in rows if query.is_bad(row)]
     assert found == ([row for row in rows if not query.is_bad(row)], bad), f"EXACTLY_ONCE_SEED={SEED}"
     check_nothing_open(servers, three_partitions)
+
+
+def test_drivers_killed_while_the_transaction_version_changes_lose_and_duplicate_nothing(
+    own_kafka: Callable[..., EmbeddedKafka], tmp_path: Path
+) -> None:
+    """The last step of an upgrade of brokers, taken back and done again. A client learns of it with a new connection
+    only, so that drivers and tasks of both versions write beside each other.
+    """
+    kafka = own_kafka(features={"transaction.version": 1})
+    kafka.create_topic("t", 3)
+    servers, rng, level, changes = kafka.bootstrap_servers, random.Random(SEED), 1, 0
+    arguments = ("--kills", str(KILLS), "--seed", str(SEED))
+    with started(servers, "t", tmp_path / "c", *arguments) as process:
+        deadline = time.monotonic() + 60 + 5 * KILLS
+        while process.poll() is None:
+            assert time.monotonic() < deadline, f"seed {SEED}: the drivers do not end"
+            level, changes = 3 - level, changes + 1
+            set_feature(servers, "transaction.version", level)
+            time.sleep(rng.choice((0.05, 0.2, 0.5, 1.0)))
+        said = process.stdout.read() if process.stdout is not None else ""
+    assert process.returncode == 0, f"EXACTLY_ONCE_SEED={SEED}"
+    result = json.loads(said)
+    print(f"seed {SEED}: {changes} changes, {result}")
+    assert (result["finished"], result["status"]) == (result["last"], 0), f"EXACTLY_ONCE_SEED={SEED}: {result}"
+    try:
+        check_content(servers, "t", result["finished"] * 20, KEYS)
+        check_nothing_open(servers, "t")
+    except AssertionError as error:
+        raise AssertionError(f"EXACTLY_ONCE_SEED={SEED}: {error}") from error
 
 
 def await_batch(query: Query, process: subprocess.Popen[str], before: int) -> None:

@@ -111,6 +111,7 @@ class ModelDriverCluster:
     def __init__(self, world: World) -> None:
         self.world = world
         self.knows_prefix = False
+        self._connected_under = world.version
 
     def find_topic(self) -> None:
         """Look for the decision topic, as the constructor of `KafkaDriverCluster` does."""
@@ -127,7 +128,7 @@ class ModelDriverCluster:
         self.world.request("describe the decision topic", lambda: None)
 
     def transaction_version(self) -> int:
-        return self.world.version
+        return self.world.version_of_driver(self._connected_under)
 
     def init_producer_id(self, transactional_id: str, held: ProducerIdAndEpoch | None) -> ProducerIdAndEpoch:
         return init_producer_id(self.world, transactional_id, held or (-1, -1))
@@ -250,7 +251,7 @@ class ModelProducer:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.open_ = OpenTransaction("", -1, -1, world.version)
+        self.open_ = OpenTransaction("", -1, -1, world.version_of_task())
         self._sequences: dict[TopicPartition, int] = {}
 
     def waits_ms(self) -> tuple[int, int]:
@@ -261,7 +262,7 @@ class ModelProducer:
 
     def init_transactions(self, transactional_id: str | None = None, coordinators: object = None) -> None:
         given = init_producer_id(self.world, str(transactional_id), (-1, -1))
-        self.open_ = OpenTransaction.of(str(transactional_id), given, self.world.version)
+        self.open_ = OpenTransaction.of(str(transactional_id), given, self.world.version_of_task())
 
     def begin_transaction(self) -> None:
         pass
@@ -293,7 +294,7 @@ class ModelProducer:
         def effect() -> None:
             _check(self.world, self.open_)
             self.world.check_topic()
-            held = coordinator.begin(self.open_.transactional_id, self.world.now_ms, self.world.version)
+            held = coordinator.begin(self.open_.transactional_id, self.world.now_ms, self.open_.transaction_version)
             held.groups.add(group)
             pending = held.pending_offsets.setdefault(group, {})
             pending.update({(place.topic, place.partition): Commit(*offset) for place, offset in offsets.items()})

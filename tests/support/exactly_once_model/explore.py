@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from support.exactly_once_model.world import TOPIC_FAULTS, Fault, Plan, ViolationError, World
 
@@ -13,7 +13,7 @@ VARIANTS: Sequence[Variant] = ((2, False), (2, True), (1, False), (1, True))
 _LAST_REQUEST = 70
 
 
-def length_of(world_class: type[World], plan: Plan, variant: Variant, batches: int) -> int:
+def length_of(world_class: Callable[..., World], plan: Plan, variant: Variant, batches: int) -> int:
     """Return the number of requests of a run. Raises ViolationError, naming the plan."""
     world = world_class(plan, version=variant[0], holds_epoch=variant[1], batches=batches)
     try:
@@ -33,7 +33,11 @@ def describe(plan: Plan, variant: Variant, requests: Sequence[str]) -> str:
 
 
 def explore(
-    world_class: type[World], variant: Variant, depth: int, kinds: Sequence[Fault] = tuple(Fault), batches: int = 2
+    world_class: Callable[..., World],
+    variant: Variant,
+    depth: int,
+    kinds: Sequence[Fault] = tuple(Fault),
+    batches: int = 2,
 ) -> int:
     """Run every plan of up to `depth` faults, and return their number. Raises ViolationError at the first violation."""
 

@@ -193,6 +193,16 @@ class World:
         self._is_tampered = False
         self._last_tasks: list[tuple[BatchStart, int, int, list[tuple[int, str]]]] = []
 
+    # ---- the version of transactions -------------------------------------------------------------------------------
+
+    def version_of_driver(self, connected_under: int) -> int:
+        """Return what a driver's client knows that has connected under this version."""
+        return self.version
+
+    def version_of_task(self) -> int:
+        """Return what a task's client knows."""
+        return self.version
+
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def request(self, name: str, effect: Callable[[], T]) -> T:

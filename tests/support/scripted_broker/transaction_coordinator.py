@@ -135,37 +135,33 @@ class TransactionCoordinator:
     # ---- end ---------------------------------------------------------------------------------------------------------
 
     def end(self, key: str, producer_id: int, epoch: int, committed: bool, version: int, now_ms: int) -> int:
-        """Prepare to commit or abort, as for EndTxn; a repetition changes nothing."""
+        """Prepare to commit or abort, as for EndTxn; a repetition changes nothing. Only the `version` of the request
+        decides about the rules (TransactionCoordinator.endTransaction).
+        """
         held = self.transactions.get(key)
         if held is None:
             return ErrorCode.invalid_producer_id_mapping
-        if held.client_version >= 2 and held.state.startswith("Prepare"):  # checked before anything else
+        if version >= 2 and held.state.startswith("Prepare"):  # checked before anything else
             return ErrorCode.concurrent_transactions
-        is_retry = held.client_version >= 2 and held.epoch == epoch + 1 and held.producer_id == producer_id
+        is_retry = version >= 2 and held.epoch == epoch + 1 and held.producer_id == producer_id
         is_overflow_retry = (
-            held.client_version >= 2
-            and (held.previous_producer_id, held.epoch) == (producer_id, 0)
-            and epoch == MAX_EPOCH
+            version >= 2 and (held.previous_producer_id, held.epoch) == (producer_id, 0) and epoch == MAX_EPOCH
         )
         if held.producer_id != producer_id and not is_overflow_retry:
             return ErrorCode.invalid_producer_id_mapping
         is_retry = is_retry or is_overflow_retry
-        if not self._is_valid_epoch(held, epoch, is_retry):
+        is_current = held.epoch == epoch or (is_retry and held.state.startswith("Complete"))
+        if not is_current:
             return ErrorCode.producer_fenced
         if held.state.startswith("Prepare"):
             return ErrorCode.concurrent_transactions
         is_same_outcome = held.is_committing == committed
-        if held.state.startswith("Complete") and (held.client_version < 2 or is_retry):
+        if held.state.startswith("Complete") and (version < 2 or is_retry):
             return 0 if is_same_outcome else ErrorCode.invalid_txn_state
         if held.state != "Ongoing" and (committed or version < 2):
             return ErrorCode.invalid_txn_state
         self._prepare(held, committed, version, now_ms)  # version 2 may abort an empty transaction
         return 0
-
-    def _is_valid_epoch(self, held: Transaction, epoch: int, is_retry: bool) -> bool:
-        if held.client_version < 2:
-            return held.epoch == epoch
-        return held.epoch == epoch or (held.state.startswith("Complete") and is_retry)
 
     def _prepare(self, held: Transaction, committed: bool, version: int, now_ms: int) -> None:
         held.state = "PrepareCommit" if committed else "PrepareAbort"

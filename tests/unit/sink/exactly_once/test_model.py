@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from support.exactly_once_model import broken, named_writes
 from support.exactly_once_model.actors import ModelDriverCluster
+from support.exactly_once_model.changed_version import TOLD, Change
 from support.exactly_once_model.explore import VARIANTS, Variant, drawn, explore, length_of
 from support.exactly_once_model.interleaved import InterleavedWorld, InterleavedWrites, run_drawn, run_interleaved
 from support.exactly_once_model.world import (
@@ -34,6 +35,7 @@ from support.exactly_once_model.world import (
 from support.scripted_broker import transaction_coordinator
 
 from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.sink import delivery
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 
@@ -209,6 +211,42 @@ def test_plans_drawn_by_seed() -> None:
             length_of(BegunWorld if TOPIC_FAULTS & set(plan.values()) else World, plan, variant, 3)
         except ViolationError as error:
             raise AssertionError(f"EXACTLY_ONCE_FIRST_SEED={seed}: {error}") from error
+
+
+def changes_drawn(first: int, count: int) -> None:
+    """Run as many changes of the version, each beside a plan of faults."""
+    for seed in range(first, first + count):
+        change, (plan, variant) = Change.drawn(seed), drawn(seed)
+        try:
+            length_of(change, {} if TOPIC_FAULTS & set(plan.values()) else plan, variant, 3)
+        except ViolationError as error:
+            raise ViolationError(f"EXACTLY_ONCE_FIRST_SEED={seed}: {change}: {error}") from error
+
+
+def test_transaction_version_that_changes_beside_faults_drawn_by_seed() -> None:
+    changes_drawn(FIRST_SEED, SEEDS // 4)
+
+
+def test_model_finds_a_driver_that_ends_tasks_under_its_own_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = ModelDriverCluster.end
+
+    def end_under_own(cluster: ModelDriverCluster, transactions: Sequence[OpenTransaction], *, committed: bool) -> Any:
+        version = cluster.transaction_version()
+        return end(cluster, [each._replace(transaction_version=version) for each in transactions], committed=committed)
+
+    monkeypatch.setattr(ModelDriverCluster, "end", end_under_own)
+    with pytest.raises(ViolationError, match=r"Duplicated|not decided"):
+        changes_drawn(0, 1000)
+
+
+@pytest.mark.slow
+@each_variant
+@pytest.mark.parametrize("told", TOLD, ids=lambda told: f"driver {told[0]}, tasks {told[1]}")
+def test_transaction_version_that_changes_before_any_request_beside_a_grave_fault(
+    variant: Variant, told: tuple[bool, bool]
+) -> None:
+    for before in range(len(requests_of({}, variant))):
+        explore(Change(before, *told), variant, 1, (*GRAVE, Fault.ZOMBIE, Fault.LOST_REPLY))
 
 
 @each_variant
