@@ -237,9 +237,15 @@ class EmbeddedKafka:
         """End a node at once (SIGKILL), suspended or not."""
         self._node(node_id).kill()
 
-    def restart_node(self, node_id: int) -> None:
-        """Stop in order, then start."""
+    def restart_node(self, node_id: int, *, version: str | None = None) -> None:
+        """Stop in order, then start. With `version` the node starts with that release, on the data that it has: a step
+        of an upgrade of all nodes, one after the other. It starts more slowly from then on.
+        """
+        release = find_release(version) if version is not None else None
+        jars = fetch_jars(release.lock_path) if release is not None else []
         self.stop_node(node_id)
+        if release is not None:
+            self._node(node_id).upgrade(release, [*jars, *self._plugins])
         self.start_node(node_id)
 
     def suspend_node(self, node_id: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from spark_kafka_sink.common.errors import LocalBrokerError
 from spark_kafka_sink.local.admin import Admin
-from spark_kafka_sink.local.jvm import SERVER_CLASS, STORAGE_TOOL_CLASS, Jvm
+from spark_kafka_sink.local.jvm import SERVER_CLASS, STORAGE_TOOL_CLASS, Jvm, KafkaRelease
 from spark_kafka_sink.local.properties import NodeAddress, render
 from spark_kafka_sink.local.watchdog import Watchdog
 
@@ -96,6 +96,14 @@ class Node:
         configuration.touch(0o600)
         configuration.chmod(0o600)
         configuration.write_text(render(properties), encoding="ascii")
+        self._write_log_configuration()
+
+    def upgrade(self, release: KafkaRelease, jars: Sequence[Path]) -> None:
+        """Run the next JVMs with another release, without a class archive."""
+        self._jvm = replace(self._jvm, release=release, jars=[*jars], archive=None)
+        self._write_log_configuration()
+
+    def _write_log_configuration(self) -> None:
         release = self._jvm.release
         (self.folder / release.log_file).write_text(release.log_configuration, encoding="ascii")
 

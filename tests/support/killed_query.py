@@ -13,9 +13,11 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +40,7 @@ from spark_kafka_sink.sink.producer_pool import process_pool
 
 KEYS = 7
 LATEST_KILL_S = 0.25
+ROOT = Path(__file__).resolve().parents[2]
 DRIVERS_REQUESTS = 18
 """Requests of a driver in its first batch; each end of a transaction counts."""
 
@@ -141,6 +144,24 @@ class Query(NamedTuple):
             "key": pa.array([key]),
             "partition": pa.array([partition], pa.int32()),
         }
+
+
+@contextmanager
+def started(servers: str, topic: str, checkpoint: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """A driver in a process of its own, which is killed at the end if it still runs."""
+    arguments = ["--servers", servers, "--topic", topic, "--checkpoint", str(checkpoint), *more]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "support.killed_query", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 class DyingCluster:

@@ -11,17 +11,15 @@ import json
 import os
 import random
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.cluster_admin import set_feature
 from support.exactly_once_streams import check_content, check_nothing_open, visible_values
-from support.killed_query import KEYS, Query
+from support.killed_query import KEYS, Query, started
 from support.librdkafka import read_values
 from support.raw_transactions import LIMIT_MS, RawTransactions
 
@@ -34,27 +32,8 @@ from spark_kafka_sink.sink.exactly_once.operator import main
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 
 ROUNDS = 16_500 if int(os.environ.get("EXACTLY_ONCE_KILLS", "12")) >= 100 else 100
-ROOT = Path(__file__).resolve().parents[3]
 KILLS = int(os.environ.get("EXACTLY_ONCE_KILLS", "12"))
 SEED = int(os.environ.get("EXACTLY_ONCE_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
-
-
-@contextmanager
-def started(servers: str, topic: str, checkpoint: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
-    """A driver in a process of its own, which is killed at the end if it still runs."""
-    arguments = ["--servers", servers, "--topic", topic, "--checkpoint", str(checkpoint), *more]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "support.killed_query", *arguments],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def test_drivers_killed_at_any_time_lose_and_duplicate_nothing(

@@ -159,5 +159,8 @@ def test_orderly_restart_works_and_wrong_calls_are_refused(lone_node: EmbeddedKa
     with pytest.raises(LocalBrokerError, match="No node 2: the nodes are 1"):
         lone_node.kill_node(2)
     before = lone_node.node_pid(1)
+    with pytest.raises(LocalBrokerError, match=r"2\.0\.0"):
+        lone_node.restart_node(1, version="2.0.0")
+    assert lone_node.node_pid(1) == before  # refused before it was stopped
     lone_node.restart_node(1)
     assert lone_node.node_pid(1) != before
