@@ -21,6 +21,9 @@ from spark_kafka_sink.serialization.column_format import NULL_FIRST, NULL_LAST
 from spark_kafka_sink.serialization.plan import list_field, plain_type, refuse_special
 
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""Half of a character, which has no bytes in UTF-8."""
+_MOST_BYTES: Final = 2**31 - 1
 PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 TOP_RECORD: Final = "topLevelRecord"
 CATALYST_TYPE: Final = "spark.sql.catalyst.type"
@@ -62,11 +65,16 @@ def parse_schema(text: str) -> AvroType:
     """Return the type of a schema. Raises SchemaError if the text is no schema of Avro."""
     try:
         written = json.loads(text)
+    except RecursionError:
+        raise SchemaError("The Avro schema has too many levels.") from None
     except ValueError:
         if text.strip() not in PRIMITIVES:
             raise SchemaError("The Avro schema is not JSON.") from None
         written = text.strip()  # Confluent's registry also has the bare names of primitives
-    return _Reader().type_of(written, "")
+    try:
+        return _Reader().type_of(written, "")
+    except RecursionError:
+        raise SchemaError("The Avro schema has too many levels.") from None
 
 
 class _Reader:
@@ -123,7 +131,7 @@ class _Reader:
             raise SchemaError(f"The Avro schema defines '{name}' twice.")
         self._named[name] = made
         if kind == "enum":
-            made.symbols = tuple(_list_of(written, "symbols", name))
+            made.symbols = _symbols_of(written, name)
         elif kind == "fixed":
             made.size = _size_of(written, name)
         else:
@@ -161,9 +169,20 @@ def _list_of(written: Mapping[str, Any], key: str, name: str) -> list[Any]:
     return found
 
 
+def _symbols_of(written: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for each in _list_of(written, "symbols", name):
+        if not isinstance(each, str) or _SURROGATE.search(each):
+            raise SchemaError(f"The Avro enum '{name}' has the symbol {_shown(each)}, which is not valid.")
+        if each in found:
+            raise SchemaError(f"The Avro enum '{name}' has the symbol {_shown(each)} twice.")
+        found[each] = None
+    return tuple(found)
+
+
 def _size_of(written: Mapping[str, Any], name: str) -> int:
     size = written.get("size")
-    if not isinstance(size, int) or size < 0:
+    if type(size) is not int or not 0 <= size <= _MOST_BYTES:
         raise SchemaError(f"The fixed Avro type '{name}' has no valid size.")
     return size
 

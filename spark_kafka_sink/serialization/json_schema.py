@@ -10,7 +10,7 @@ a reader would refuse for it. Runs on the driver and at the start of a task; no 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import unquote
@@ -54,6 +54,7 @@ _DRAFT: Final = "http://json-schema.org/draft-07/schema#"
 _IS_NULL: Final = {IS_NULL: "it is null, and the JSON Schema allows no null there"}
 _NOT_FINITE: Final = {OUT_OF_RANGE: "NaN and infinity are no numbers in JSON, and the JSON Schema has a number there"}
 
+_BASE64: Final = "base64"
 _KINDS: Final[Mapping[Kind, tuple[tuple[str, ...], Mapping[str, str]]]] = {
     Kind.NULL: (("null",), {}),
     Kind.BOOLEAN: (("boolean",), {}),
@@ -61,7 +62,7 @@ _KINDS: Final[Mapping[Kind, tuple[tuple[str, ...], Mapping[str, str]]]] = {
     Kind.FLOATING: (("number",), {}),
     Kind.DECIMAL: (("number",), {}),
     Kind.TEXT: (("string",), {}),
-    Kind.BYTES: (("string",), {"contentEncoding": "base64"}),
+    Kind.BYTES: (("string",), {"contentEncoding": _BASE64}),
     Kind.DATE: (("string",), {"format": "date"}),
     Kind.TIMESTAMP: (("string",), {"format": "date-time"}),
     Kind.TIME: (("string",), {}),
@@ -123,9 +124,12 @@ def json_schema_plan(schema: str, options: JsonOptions, data_type: pa.DataType, 
     node = json_plan(options, data_type, path)
     try:
         written = json.loads(schema)
+    except RecursionError:
+        raise SchemaError(f"{path}: the JSON Schema has too many levels.") from None
     except ValueError:
         raise SchemaError(f"{path}: the JSON Schema is not JSON.") from None
     _refuse_other_bases(written, path)
+    _refuse_other_schemas(written, path)
     fitter = _Fitter(written, options.ignore_null_fields)
     return replace(fitter.fitted(node, data_type, written), null_branch=-1)
 
@@ -219,6 +223,11 @@ class _Fitter:
         if kind_of(data_type, "") is Kind.LIST:
             part = self.fitted(node.children[0], list_field(data_type).type, schema.get("items", True), depth + 1)
             return replace(node, children=(part,))
+        if kind_of(data_type, "") is Kind.BYTES and schema.get("contentEncoding", _BASE64) != _BASE64:
+            raise SchemaError(
+                f"{node.path}: bytes become text in Base64, and the JSON Schema has the contentEncoding"
+                f" {schema['contentEncoding']}. Change the schema, or make the text yourself."
+            )
         if pat.is_floating(data_type) and "type" in schema:
             return replace(node, how=FINITE, reasons=_NOT_FINITE)
         return node
@@ -236,6 +245,8 @@ class _Fitter:
             raise SchemaError(f"{node.path}: {_not_supported('propertyNames')}")
         children = []
         for child, name in zip(node.children, names, strict=True):
+            if name not in properties:
+                _refuse_other_case(name, properties.keys() - names, child.path)
             if name not in properties and others is False:
                 raise SchemaError(
                     f"{child.path}: the JSON Schema has no such property, and allows no others. Rename or drop the"
@@ -246,6 +257,18 @@ class _Fitter:
                 made = _required(made, f"{node.path.partition('.')[0]}.json") if name in required else _optional(made)
             children.append(made)
         return replace(node, children=tuple(children))
+
+
+def _refuse_other_case(name: str, absent: Iterable[str], path: str) -> None:
+    """Refuse a field whose name differs only in case from a property that the column lacks: readers would not find it.
+    Spark takes both for the same column.
+    """
+    alike = next((each for each in absent if each.lower() == name.lower()), None)
+    if alike is not None:
+        raise SchemaError(
+            f"{path}: the JSON Schema has the property {alike}, and upper and lower case count. Rename the column's"
+            f" field to {alike}."
+        )
 
 
 def _is_names(value: Any) -> bool:
@@ -298,6 +321,21 @@ def _refuse_other_bases(root: Any, path: str) -> None:
             raise SchemaError(
                 f"{path}: the JSON Schema has a $ref inside a part with an $id of its own, which is not supported. Take"
                 " the $id out of the part."
+            )
+
+
+def _refuse_other_schemas(root: Any, path: str) -> None:
+    """Refuse a `$ref` to a schema that is not in this text, also in parts that the column does not have: the registry
+    would get a schema without it.
+    """
+    parts = [*_objects_below([root])]
+    ids = {found for part in parts for found in (part.get("$id"), part.get("id")) if isinstance(found, str)}
+    for part in parts:
+        reference = part.get("$ref")
+        if isinstance(reference, str) and not reference.startswith("#") and reference.partition("#")[0] not in ids:
+            raise SchemaError(
+                f"{path}: the JSON Schema refers to another schema, {reference}, and this sink follows no references."
+                " Write it into the schema itself."
             )
 
 

@@ -48,6 +48,12 @@ def message_name(proto: str, name: str | None) -> str:
     return _found(proto, name)[0]
 
 
+def outer_messages(proto: str) -> list[str]:
+    """Return the full names of the messages that stand in no other one, in the order of the text."""
+    package, blocks = _blocks(proto)
+    return [f"{package}.{each.path}" if package else each.path for each in blocks if len(each.indexes) == 1]
+
+
 def find_message(proto: str, name: str | None) -> Message:
     """Return the message `name` with its indexes. Raises as `message_name`, and if the indexes are unclear."""
     full_name, found = _found(proto, name)

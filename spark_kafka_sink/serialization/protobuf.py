@@ -226,6 +226,8 @@ class _Maker:
     def _value(self, data_type: pa.DataType, field: ProtoField, path: str, depth: int) -> Node:
         """Return the node of a value that is not null and no list, without its tag."""
         refuse_special(data_type, path, "Protobuf")
+        if field.kind == "group":  # also Timestamp, Duration and wrappers, whose bytes would have a length before them
+            raise self._misfit(path, data_type, field)
         kind = kind_of(data_type, path)
         if field.of in WRAPPERS and kind is not Kind.STRUCT:
             (inner,) = self.messages[field.of].fields
@@ -245,7 +247,7 @@ class _Maker:
         if self._entry(field) is not None:
             wanted = "map"
         elif field.kind == "group":
-            wanted = "group (groups are not supported)"
+            wanted = f"{field.of} as a group (by the word group, or by features.message_encoding = DELIMITED)"
         else:
             kind = field.kind if not field.of else f"{field.kind} {field.of}" if field.kind == "enum" else field.of
             wanted = f"repeated {kind}" if field.is_repeated else kind
@@ -254,6 +256,8 @@ class _Maker:
         )
 
     def _advice(self, data_type: pa.DataType, field: ProtoField) -> str:
+        if field.kind == "group":
+            return "Groups are not supported: make the field an ordinary message in the schema."
         if pat.is_timestamp(data_type) and field.of == TIMESTAMP:
             return "A timestamp without a time zone is no point in time: cast it to a timestamp that is one."
         if self._is_list(data_type) and not field.is_repeated:

@@ -69,7 +69,10 @@ def descriptor_set(proto: str) -> bytes:
     import grpc_tools
 
     with TemporaryDirectory(prefix="spark-kafka-sink-") as folder:
-        Path(folder, _FILE).write_text(proto, encoding="utf-8")
+        try:
+            Path(folder, _FILE).write_text(proto, encoding="utf-8")
+        except UnicodeEncodeError:
+            raise _NoSchemaError("it has half of a character (a lone surrogate), which is no text.") from None
         result = Path(folder, "descriptors")
         options = ["--include_imports", f"--proto_path={folder}", f"--descriptor_set_out={result}", _FILE]
         done = subprocess.run(  # noqa: S603  the text is in a file

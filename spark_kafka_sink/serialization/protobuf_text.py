@@ -31,8 +31,9 @@ def proto_text(data_type: pa.DataType, path: str, message: str | None) -> str:
     Raises SchemaError, with the path, for a type that Protobuf does not have and for a name that it does not allow, and
     ConfigError for a `message` that is no name.
     """
-    package, _, name = (message or TOP_RECORD).rpartition(".")
-    if not all(_NAME.fullmatch(part) for part in (message or TOP_RECORD).split(".")):
+    full_name = (message or TOP_RECORD).removeprefix(".")  # a dot before it says only that it is full
+    package, _, name = full_name.rpartition(".")
+    if not all(_NAME.fullmatch(part) for part in full_name.split(".")):
         raise ConfigError(
             f"{path}.schema.message={message!r:.100} is no name of a Protobuf message, such as shop.Order.",
             setting=f"{path}.schema.message",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -28,7 +28,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.texts import one_line, without_logins
 from spark_kafka_sink.serialization.column_format import AVRO, JSON_SCHEMA, PROTOBUF, ColumnFormat
-from spark_kafka_sink.serialization.message_indexes import find_message, index_bytes
+from spark_kafka_sink.serialization.message_indexes import find_message, index_bytes, outer_messages
 from spark_kafka_sink.serialization.protobuf_parser import WELL_KNOWN
 from spark_kafka_sink.serialization.registry_settings import IN_HEADER, IN_PREFIX, PREFIX, RegistrySettings
 from spark_kafka_sink.serialization.subjects import subject_of
@@ -118,6 +118,9 @@ def _check_schema(schema: Schema, column_format: ColumnFormat, subject: str) -> 
             f"{where}: it refers to another schema, {other}, and this sink follows no references. Write the types into"
             " the schema itself."
         )
+    is_own = schema.schema_str == column_format.schema
+    if column_format.name == PROTOBUF and column_format.message is None and not is_own:
+        _refuse_several(outer_messages(schema.schema_str or ""), column_format.field, where)
     rules = schema.rule_set and [*(schema.rule_set.domain_rules or ()), *(schema.rule_set.encoding_rules or ())]
     writing = [rule for rule in rules or () if str(rule.mode) in _WRITING and not rule.disabled]
     if writing:
@@ -125,6 +128,16 @@ def _check_schema(schema: Schema, column_format: ColumnFormat, subject: str) -> 
             f"{where}: its rule {one_line(str(writing[0].name))} ({one_line(str(writing[0].type))}) is for writers, and"
             " this sink runs no rules: a field that must be encrypted would go out in clear. Write this topic with"
             " Confluent's serializers, or take the rule out of the schema."
+        )
+
+
+def _refuse_several(messages: Sequence[str], field: str, where: str) -> None:
+    """A new version of a schema may begin with another message, which the column fits as well."""
+    if len(messages) > 1:
+        raise ConfigError(
+            f"{where}: it has the messages {', '.join(map(one_line, messages))}. Say which one the column is:"
+            f" {field}.schema.message={one_line(messages[0])}.",
+            setting=f"{field}.schema.message",
         )
 
 
@@ -288,7 +301,7 @@ def _in_our_words(
     except KafkaError:
         raise
     except SchemaRegistryError as error:
-        raised = _refusal(error, _words(error, settings), address, subject, column_format)
+        raised = _refusal(error, settings, address, subject, column_format)
     except OAuthTokenError as error:
         endpoint = urlsplit(settings.bearer_auth_issuer_endpoint_url or "").netloc or "the endpoint"
         raised = AuthenticationError(
@@ -320,8 +333,18 @@ _NEW_FIELD: Final = (
 )
 
 
-def _refusal(error: Any, words: str, address: str, subject: str, column_format: ColumnFormat) -> KafkaError:
-    """Return the error for an answer with an error's status. `words` are the registry's own."""
+def _chosen(settings: RegistrySettings) -> str:
+    """Return the option by which the schema must be there, the last part of its name."""
+    if settings.use_schema_id is not None:
+        return "use.schema.id"
+    return "use.latest.version" if settings.use_latest_version else "auto.register.schemas=false"
+
+
+def _refusal(
+    error: Any, settings: RegistrySettings, address: str, subject: str, column_format: ColumnFormat
+) -> KafkaError:
+    """Return the error for an answer with an error's status, with the registry's own words."""
+    words = _words(error, settings)
     status, is_registry = error.http_status_code, str(error.error_code).startswith(str(error.http_status_code))
     head = f"The schema registry at {address}"
     if status == 401:
@@ -337,9 +360,11 @@ def _refusal(error: Any, words: str, address: str, subject: str, column_format: 
             + (_NEW_FIELD.format(column_format.field) if column_format.name == AVRO else "")
         )
     if status == 404 and is_registry:
+        chosen = _chosen(settings)
+        which = "the schema" if settings.use_schema_id is None else f"schema {settings.use_schema_id} as a version"
         return SchemaError(
-            f"{head} does not have the schema of subject {subject}: {words}. Register it first, or leave out"
-            f" {PREFIX}auto.register.schemas, {PREFIX}use.latest.version and {PREFIX}use.schema.id."
+            f"{head} does not have {which} of subject {subject}: {words}. Register it first, or leave out"
+            f" {PREFIX}{chosen}."
         )
     if status == 422:
         return SchemaError(f"{head} refuses the schema of subject {subject}: {words}.")

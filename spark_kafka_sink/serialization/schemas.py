@@ -18,6 +18,7 @@ from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.column_format import AVRO, JSON, JSON_SCHEMA, PROTOBUF, ColumnFormat, FormatSettings
 from spark_kafka_sink.serialization.format_options import Formats
 from spark_kafka_sink.serialization.json_schema import json_schema_text
+from spark_kafka_sink.serialization.message_indexes import message_name
 from spark_kafka_sink.serialization.protobuf_parser import parse_proto
 from spark_kafka_sink.serialization.protobuf_text import proto_text
 from spark_kafka_sink.serialization.record_formats import ResolvedFormat, ResolvedFormats
@@ -52,9 +53,18 @@ def column_format(settings: FormatSettings, data_type: pa.DataType) -> ColumnFor
     together.
     """
     schema = _SCHEMAS[_checked(settings)](settings, data_type)
-    made = parsed(ColumnFormat(settings.field, settings.name, schema, settings.message, json=settings.json))
+    made = parsed(ColumnFormat(settings.field, settings.name, schema, _message(settings), json=settings.json))
     ColumnEncoder(made, data_type)  # raises its errors on the driver
     return made
+
+
+def _message(settings: FormatSettings) -> str | None:
+    """Return the name of the message: of the given schema's first one, because the text that a registry has may begin
+    with another message. None if there is no schema, and no name.
+    """
+    if settings.name != PROTOBUF or settings.schema is None or settings.message is not None:
+        return settings.message
+    return f".{message_name(settings.schema, None)}"
 
 
 def parsed(column_format: ColumnFormat) -> ColumnFormat:

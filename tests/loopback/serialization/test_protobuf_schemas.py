@@ -17,7 +17,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from support.generated_protobuf import message_class, message_of
 from support.schema_registry import SchemaRegistryServer
 
-from spark_kafka_sink.common.errors import SchemaError
+from spark_kafka_sink.common.errors import ConfigError, SchemaError
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.format_options import formats_of_write
 from spark_kafka_sink.serialization.record_formats import ResolvedFormat
@@ -112,6 +112,34 @@ def test_rows_are_written_by_the_latest_schema_of_the_registry(server: SchemaReg
     assert values[0] == b"\0\0\0\0\2" + b"\x02\x02" + b"\x38\x09\x4a\x05n\xc3\xa4me"
 
 
+REFUND_FIRST = "message Refund { string name = 1; int64 id = 2; } message Order { int64 id = 1; string name = 2; }"
+
+
+@pytest.mark.parametrize("option", ["use__latest__version", "use__schema__id"])
+def test_message_of_a_given_schema_is_not_the_first_one_that_the_registry_has(
+    server: SchemaRegistryServer, option: str
+) -> None:
+    """Bug: rows were written as another message, in which readers of Order saw other values, or none."""
+    server.registry.put("orders-value", f'syntax = "proto3"; {REFUND_FIRST}', "PROTOBUF")
+    given = 'syntax = "proto3"; message Order { int64 id = 1; string name = 2; }'
+    found = asked(server, value__schema=given, **{f"schema__registry__{option}": 1 if "id" in option else True})
+    assert found.column_format.prefix == b"\0\0\0\0\1\x02\x02"
+    assert found.column_format.protobuf is not None
+    assert found.column_format.protobuf.root == "Order"
+
+
+def test_several_messages_of_the_registry_need_a_name(server: SchemaRegistryServer) -> None:
+    server.registry.put("orders-value", f'syntax = "proto3"; {REFUND_FIRST}', "PROTOBUF")
+    text = (
+        r"orders-value: it has the messages Refund, Order\. Say which one the column is: value\.schema\.message=Refund"
+    )
+    with pytest.raises(ConfigError, match=text):
+        asked(server, schema__registry__use__latest__version=True)
+    given = 'syntax = "proto3"; message Other { int64 id = 1; string name = 2; }'
+    with pytest.raises(SchemaError, match=r"has no message \.Other\. It has: Refund, Order"):
+        asked(server, value__schema=given, schema__registry__use__latest__version=True)
+
+
 def test_latest_schema_that_the_column_does_not_fit_is_refused(server: SchemaRegistryServer) -> None:
     server.registry.put("orders-value", 'syntax = "proto3"; message Order { string name = 9; }', "PROTOBUF")
     with pytest.raises(SchemaError, match=r"value\.id: the Protobuf message 'Order' has no field of this name"):
@@ -122,7 +150,8 @@ def test_references_to_the_files_of_google_are_no_obstacle(server: SchemaRegistr
     """Confluent's serializer registers them, with skip.known.types=False."""
     known = {"name": "google/protobuf/timestamp.proto", "subject": "google/protobuf/timestamp.proto", "version": 1}
     server.registry.put("orders-value", PROTO, "PROTOBUF", references=[known])
-    assert asked(server, schema__registry__use__latest__version=True).column_format.schema == PROTO
+    options = {"schema__registry__use__latest__version": True, "value__schema__message": "First"}
+    assert asked(server, **options).column_format.schema == PROTO
     server.registry.put("orders-value", PROTO, "PROTOBUF", references=[known, {**known, "name": "shop/item.proto"}])
     with pytest.raises(SchemaError, match=r"it refers to another schema, shop/item\.proto, and this sink follows no"):
-        asked(server, schema__registry__use__latest__version=True)
+        asked(server, **options)

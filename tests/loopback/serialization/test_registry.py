@@ -188,7 +188,11 @@ def test_schema_with_the_given_id_replaces_the_schema_of_the_column(server: Sche
 
 def test_id_of_another_subject_is_refused(server: SchemaRegistryServer) -> None:
     server.registry.put("other", record("id"))
-    with pytest.raises(SchemaError, match=r"subject orders-value: Schema 1 not found \(40403\)"):
+    text = (
+        r"does not have schema 1 as a version of subject orders-value: Schema 1 not found \(40403\)\. Register it"
+        r" first, or leave out schema\.registry\.use\.schema\.id\.$"
+    )
+    with pytest.raises(SchemaError, match=text):
         ask(server.url, use_schema_id=1)
 
 

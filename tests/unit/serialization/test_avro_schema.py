@@ -179,6 +179,13 @@ RECORD = '{"type":"record","name":"r","fields":%s}'
         (RECORD % '[{"name":"a","type":{"type":"fixed","name":"r","size":1}}]', "defines 'r' twice"),
         ('{"type":"fixed","name":"f"}', "'f' has no valid size"),
         ('{"type":"enum","name":"e"}', "'e' has no list of symbols"),
+        ('{"type":"fixed","name":"f","size":true}', "'f' has no valid size"),
+        ('{"type":"fixed","name":"f","size":2147483648}', "'f' has no valid size"),
+        ('{"type":"enum","name":"e","symbols":["A",1]}', "'e' has the symbol 1, which is not valid"),
+        ('{"type":"enum","name":"e","symbols":["\\ud800"]}', 'has the symbol "\\ud800", which is not valid'),
+        ('{"type":"enum","name":"e","symbols":["A","B","A"]}', "'e' has the symbol \"A\" twice"),
+        ('{"type":"array","items":' * 5_000 + '"int"' + "}" * 5_000, "too many levels"),
+        ("[" * 100_000, "too many levels"),
         ('{"type":"array"}', "where a type should be"),
         ('{"type":"fixed","name":"f","size":2,"logicalType":"decimal","precision":9}', "no room for a decimal of 9"),
         (

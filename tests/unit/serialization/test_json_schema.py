@@ -71,6 +71,21 @@ def test_schema_of_a_type(data_type: pa.DataType, expected: Any) -> None:
     }
 
 
+def test_schema_in_the_same_text_may_have_an_id_that_a_reference_names() -> None:
+    schema = {**of(x={"$ref": "part.json"}), "$defs": {"part": {"$id": "part.json", "type": "string"}}}
+    assert encode(pa.array([{"a": 1}]), schema) == (['{"a":1}'], [])
+
+
+def test_fields_that_differ_in_case_are_two_properties() -> None:
+    assert encode(pa.array([{"a": 1, "A": 2}]), of(A={"type": "integer"})) == (['{"a":1,"A":2}'], [])
+
+
+@pytest.mark.parametrize("schema", ["[" * 100_000, '{"items":' * 100_000])
+def test_schema_of_too_many_levels_is_refused(schema: str) -> None:
+    with pytest.raises(SchemaError, match="value: the JSON Schema has too many levels"):
+        column_format(FormatSettings("value", "json-schema", schema), pa.list_(pa.int64()))
+
+
 def test_values_are_those_of_json() -> None:
     column = pa.array([{"a": 1, "b": None}, None])
     assert encode(column) == (['{"a":1}', None], [])
@@ -90,9 +105,20 @@ NUMBER, TEXT = pa.struct([("c", pa.int32())]), pa.struct([("c", pa.string())])
         (NUMBER, {**of(), "additionalProperties": {"type": "string"}}, "value.c: the Arrow type int32 does not fit"),
         (NUMBER, {**of(), "required": ["d"]}, "value.d: the JSON Schema requires this field"),
         (NUMBER, of(c={"$ref": "#/definitions/x"}), "value.c: the JSON Schema has nothing at #/definitions/x"),
-        (NUMBER, of(c={"$ref": "other.json"}), "only # and references that begin with #/ work"),
+        (NUMBER, of(c={"$ref": "other.json"}), "refers to another schema, other.json, and this sink"),
         (NUMBER, of(c={"$ref": "#/properties/c"}), "or refers to itself"),
         (NUMBER, {"allOf": [of()]}, "value: allOf in a JSON Schema is not supported"),
+        (NUMBER, of(x={"$ref": "other.json"}), "refers to another schema, other.json, and this sink"),
+        (
+            NUMBER,
+            of(C={"type": "integer"}),
+            "value.c: the JSON Schema has the property C, and upper and lower case count",
+        ),
+        (
+            pa.struct([("c", pa.binary())]),
+            of(c={"type": "string", "contentEncoding": "base16"}),
+            "value.c: bytes become text in Base64, and the JSON Schema has the contentEncoding base16",
+        ),
         (NUMBER, of(c=False), "value.c: the JSON Schema allows no value"),
         (NUMBER, of(c={"type": ["string", "null"]}), "value.c: the Arrow type int32 does not fit the type string"),
         (

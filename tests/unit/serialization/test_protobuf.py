@@ -379,8 +379,28 @@ def test_pair_that_does_not_fit_is_refused_with_the_path(name: str, data_type: p
 
 def test_group_is_refused() -> None:
     proto = 'syntax = "proto2"; message M { optional group G = 1 { optional int32 n = 1; } }'
-    with pytest.raises(SchemaError, match=r"value\.g: .* does not fit Protobuf's group \(groups are not supported\)"):
+    with pytest.raises(
+        SchemaError, match=r"value\.g: .* does not fit Protobuf's M\.G as a group .*Groups are not supported"
+    ):
         encode(one("g", {"n": 1}, PART), proto, "M")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "data_type"),
+    [
+        ("google.protobuf.Timestamp", 1, pa.timestamp("us", "UTC")),
+        ("google.protobuf.Duration", 1, pa.duration("us")),
+        ("google.protobuf.Int64Value", 1, pa.int64()),
+        ("repeated google.protobuf.Duration", [1], pa.list_(pa.duration("us"))),
+        ("google.protobuf.Timestamp", {"seconds": 1}, pa.struct([("seconds", pa.int64())])),
+    ],
+)
+def test_known_type_that_is_delimited_is_refused(kind: str, value: Any, data_type: pa.DataType) -> None:
+    """Bug: it was written with its length, where readers expect a group: they saw no value."""
+    imports = "".join(f'import "google/protobuf/{name}.proto"; ' for name in ("timestamp", "duration", "wrappers"))
+    proto = f'edition = "2023"; {imports} message M {{ {kind} v = 1 [features.message_encoding = DELIMITED]; }}'
+    with pytest.raises(SchemaError, match=r"value\.v.* as a group .*Groups are not supported"):
+        encode(one("v", value, data_type), proto, "M")
 
 
 def test_column_that_is_no_struct_is_refused() -> None:

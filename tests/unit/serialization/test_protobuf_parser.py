@@ -77,6 +77,10 @@ def test_message_behind_a_map_can_be_written_without_a_registry() -> None:
             "it imports shop/item.proto, and only the files of google/protobuf/ can be imported. Write the types into"
             " the schema itself.",
         ),
+        (
+            'syntax = "proto3"; message A {} // \ud800',
+            "it has half of a character (a lone surrogate), which is no text",
+        ),
         ('syntax = "proto3"; import "/etc/passwd"; message A {}', "it imports /etc/passwd, and only"),
         ('syntax = "proto3"; message A { ' + " ".join(f"X{n} f{n} = {n};" for n in range(1, 9)) + " }", "And 5 more."),
     ],

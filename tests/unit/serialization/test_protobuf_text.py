@@ -191,10 +191,15 @@ def test_fields_with_one_name_in_json_are_refused() -> None:
     assert column_format(FormatSettings("value", "protobuf"), pa.struct([("ab", pa.int8()), ("aB", pa.int8())])).schema
 
 
-@pytest.mark.parametrize("message", ["a b", "shop.", ".Order", "1", "shop..Order", "Ordér"])
+@pytest.mark.parametrize("message", ["a b", "shop.", "..Order", "1", "shop..Order", "Ordér", "."])
 def test_message_that_is_no_name_is_refused(message: str) -> None:
     with pytest.raises(ConfigError, match=r"key\.schema\.message=.* is no name of a Protobuf message"):
         proto_text(pa.struct([]), "key", message)
+
+
+def test_dot_before_the_name_only_says_that_it_is_full() -> None:
+    """Bug: the text on two messages of a registry's schema says to write it, and then it was refused."""
+    assert proto_text(pa.struct([]), "value", ".shop.Order") == proto_text(pa.struct([]), "value", "shop.Order")
 
 
 def test_column_that_is_no_struct_is_refused() -> None:
