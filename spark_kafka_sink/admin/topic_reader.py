@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture, Timer
-from spark_kafka_sink.admin.topics import TopicAbsence, TopicsMetadata
+from spark_kafka_sink.admin.topics import TopicAbsence, TopicsMetadata, lacks_partition
 from spark_kafka_sink.admin.transaction_values import OpenByProducer, OpenRecords
 from spark_kafka_sink.client.backoff import COORDINATOR_BACKOFF_MS
 from spark_kafka_sink.client.seams import ClientResponse
@@ -288,7 +288,7 @@ class TopicReader:
             still_missing = [requested for requested in missing if requested not in found]
             if still_missing:
                 patience.check(still_missing)
-                absence.check({requested.topic for requested in still_missing})
+                absence.check_partitions(still_missing)
                 self._client.await_metadata_update(patience.timer)
 
     def _by_leader(self, partitions: Iterable[TopicPartition]) -> list[tuple[Node, list[TopicPartition]]]:
@@ -539,8 +539,7 @@ class TopicTail:
             requested = {each for each in topic_partitions if each.topic == topic}
             there = self._reader(timer, ", ".join(sorted(map(str, requested)))).partitions(topic)
             for missing in requested.difference(there):
-                absent = UnknownTopicOrPartitionError(f"The topic has {len(there)} partitions.")
-                raise absent.at(topic_partition=missing)
+                raise lacks_partition(missing, len(there))
 
     def _read(
         self, topic_partition: TopicPartition, start: int, timer: Timer, isolation_level: int

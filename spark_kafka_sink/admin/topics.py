@@ -9,7 +9,7 @@ from typing import Any, Final
 from spark_kafka_sink.admin.request_client import RequestClient, Timer
 from spark_kafka_sink.client.metadata import Metadata
 from spark_kafka_sink.common.clock import Clock
-from spark_kafka_sink.common.cluster import Cluster, Node
+from spark_kafka_sink.common.cluster import Cluster, Node, TopicPartition
 from spark_kafka_sink.common.errors import (
     InvalidTopicError,
     KafkaError,
@@ -83,12 +83,24 @@ class TopicsMetadata(Metadata):
 
 
 class TopicAbsence:
-    """Measures how long metadata has not included a topic. Used by one call that waits for the topic."""
+    """Measures how long metadata has not included a topic or a partition. Used by one call that waits for it."""
 
     def __init__(self, metadata: Metadata, clock: Clock) -> None:
         self._metadata = metadata
         self._clock = clock
-        self._since_ms: dict[str, int] = {}
+        self._since_ms: dict[str | TopicPartition, int] = {}
+
+    def check_partitions(self, partitions: Iterable[TopicPartition]) -> None:
+        """As `check`, also for a topic that was created again with fewer partitions."""
+        now_ms, cluster = self._clock.now_ms(), self._metadata.fetch()
+        asked = [*partitions]
+        self.check({each.topic for each in asked})
+        for each in asked:
+            known = cluster.partitions_for_topic(each.topic)
+            if not known or any(info.partition == each.partition for info in known):
+                self._since_ms.pop(each, None)
+            elif now_ms - self._since_ms.setdefault(each, now_ms) >= ABSENCE_LIMIT_MS:
+                raise lacks_partition(each, len(known))
 
     def check(self, topics: Iterable[str]) -> None:
         """Raise UnknownTopicOrPartitionError if no metadata response has included the topic for 10 s."""
@@ -101,6 +113,12 @@ class TopicAbsence:
                     f"Topic {topic!r} is not in the cluster any more: no node has named it for {ABSENCE_LIMIT_MS} ms.",
                     topic=topic,
                 )
+
+
+def lacks_partition(place: TopicPartition, count: int) -> KafkaError:
+    """Return the error for a partition that its topic does not have: `count` is the number of those that it has."""
+    absent = UnknownTopicOrPartitionError(f"The topic has {count} partition{'' if count == 1 else 's'}.")
+    return absent.at(topic_partition=place)
 
 
 class TopicCreation:
@@ -116,12 +134,12 @@ class TopicCreation:
         """Return the last known nodes and topics. Sends nothing."""
         return self._metadata.fetch()
 
-    def wait_for(self, topic: str, timer: Timer) -> int:
-        """Return the topic's number of partitions, or 0 if it did not appear before the timer expired. Creates nothing.
-        Raises KafkaTimeoutError if no node answered.
+    def wait_for(self, topic: str, timer: Timer, least: int = 1) -> int:
+        """Return the topic's number of partitions, once there are at least so many; else what it is when the timer has
+        expired, 0 without the topic. Creates nothing. Raises KafkaTimeoutError if no node answered.
         """
         found = self.count(topic, timer)
-        while not found and not timer.is_expired:
+        while found < least and not timer.is_expired:
             self._clock.sleep_ms(min(_BACKOFF_MS, timer.remaining_ms))
             self._client.await_metadata_update(timer)
             found = len(self._metadata.fetch().partitions_for_topic(topic))

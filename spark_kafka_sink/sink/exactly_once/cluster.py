@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from spark_kafka_sink.admin.cluster_client import ClusterClient
 from spark_kafka_sink.admin.group_offsets import CommittedOffset
 from spark_kafka_sink.admin.request_client import Timer
-from spark_kafka_sink.admin.topics import ABSENCE_LIMIT_MS, TopicCreation
+from spark_kafka_sink.admin.topics import ABSENCE_LIMIT_MS, TopicCreation, lacks_partition
 from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     OpenByProducer,
@@ -303,17 +303,36 @@ class KafkaDriverCluster:
             try:
                 creation.look_up(topics, self._timer())
                 for topic in topics:
-                    if not creation.cluster.partitions_for_topic(topic) and not self._wait_for(topic):
-                        raise UnknownTopicOrPartitionError(f"Topic {topic} is not in the cluster.", topic=topic)
+                    self._require_partitions(topic, [place for place in seen if place.topic == topic])
                 return ask(seen)
             except (UnknownTopicOrPartitionError, TopicAuthorizationError) as error:
                 if isinstance(error, UnknownTopicOrPartitionError) and error.topic == self.place.topic:
                     raise missing_topic(self._prefix, error.topic) from error
                 _warn(f"Whether readers under read_committed can read the rows of a batch was not checked: {error}")
+                if error.topic_partition is not None and (gone := self.vanished(seen)):
+                    seen = [place for place in seen if place not in gone]
+                    continue
                 for topic in topics if error.topic is None else [error.topic]:
                     creation.forget(topic)  # else its error would end later calls
                 seen = [place for place in seen if error.topic not in {None, place.topic}]
         return None
+
+    def vanished(self, places: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
+        known = {topic: self._client.creation.cluster.partitions_for_topic(topic) for topic, _ in places}
+        return [place for place in places if 0 < len(known[place.topic]) <= place.partition]
+
+    def _require_partitions(self, topic: str, places: Sequence[TopicPartition]) -> None:
+        """Raise UnknownTopicOrPartitionError if the topic or one of these partitions is missing. The tasks may have
+        learnt of new partitions before the driver.
+        """
+        last = max(places)
+        found = len(self._client.creation.cluster.partitions_for_topic(topic))
+        if found <= last.partition:
+            found = self._wait_for(topic, last.partition + 1)
+        if not found:
+            raise UnknownTopicOrPartitionError(f"Topic {topic} is not in the cluster.", topic=topic)
+        if found <= last.partition:
+            raise lacks_partition(last, found)
 
     def _find_topic(self, topic: str) -> int:
         """Return the number of partitions of the decision topic. A missing topic is created if the prefix was never
@@ -336,12 +355,12 @@ class KafkaDriverCluster:
             raise KafkaTimeoutError(f"decision.topic={topic} of exactly-once delivery: {error}") from error
         raise missing_topic(self._prefix, topic)
 
-    def _wait_for(self, topic: str) -> int:
+    def _wait_for(self, topic: str, least: int = 1) -> int:
         """Return the number of partitions; 0 if no node has the topic. A node that has just started may not know it
-        yet.
+        yet, or not all of its partitions.
         """
         limit_ms = min(self._config.max_block_ms, ABSENCE_LIMIT_MS)
-        return self._client.creation.wait_for(topic, self._client.timer(limit_ms))
+        return self._client.creation.wait_for(topic, self._client.timer(limit_ms), least)
 
     @contextmanager
     def _gone_topic(self) -> Iterator[None]:

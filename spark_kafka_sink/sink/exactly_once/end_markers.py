@@ -66,6 +66,12 @@ class MarkersCluster(Protocol):
         """
         ...
 
+    def vanished(self, places: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
+        """Return those that their topic does not have, as the driver last saw it. It was created again with fewer
+        partitions: nothing else takes a partition away.
+        """
+        ...
+
     def log_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Return the offset after the last record of each partition. Some are left out as by `stable_ends`."""
         ...
@@ -130,6 +136,8 @@ class EndMarkers:
             if records > end - first:
                 raise _lost_rows(outcomes[0], place, "the batch")
         stable = self._cluster.stable_ends(list(offsets)) if offsets else {}
+        for place in self._cluster.vanished([place for place in offsets if place not in stable]):
+            raise _lost_rows(outcomes[0], place, "the batch")
         unclear = [
             place
             for place, (first, end, records) in offsets.items()
@@ -138,6 +146,8 @@ class EndMarkers:
         if not unclear:
             return
         open_, ends = self._cluster.open_transactions(unclear), self._cluster.log_ends(unclear)
+        for place in self._cluster.vanished([place for place in unclear if place not in ends]):
+            raise _lost_rows(outcomes[0], place, "the batch")
         lost: dict[str, tuple[TaskOutcome, TopicPartition]] = {}
         for outcome in outcomes:
             for topic, ranges in outcome.offsets.items():

@@ -214,6 +214,9 @@ class ModelDriverCluster:
         logs = self.world.cluster.log
         return self.world.request("stable ends", lambda: {place: logs(*place).stable_end for place in places})
 
+    def vanished(self, places: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
+        return ()
+
     def log_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         logs = self.world.cluster.log
         return self.world.request("log ends", lambda: {place: len(logs(*place).entries) for place in places})

@@ -542,7 +542,7 @@ def test_offsets_are_asked_for_by_time(bench: CoordinatorBench) -> None:
 
 def test_unknown_partition_is_reported_at_once(bench: CoordinatorBench) -> None:
     started_ms = bench.rig.now_ms
-    with pytest.raises(UnknownTopicOrPartitionError, match=r"t-1: The topic has 1 partitions"):
+    with pytest.raises(UnknownTopicOrPartitionError, match=r"t-1: The topic has 1 partition"):
         bench.coordinator.topics.read_from(TopicPartition("t", 1), 0, bench.timer())
     assert bench.rig.now_ms - started_ms < 1_000
 

@@ -264,6 +264,72 @@ def test_batch_whose_rows_went_with_their_topic_is_not_decided(bench: Coordinato
     assert bench.values()[-1:] == ["row"]
 
 
+def in_partition_2(bench: CoordinatorBench, batch_start: BatchStart) -> TaskOutcome:
+    """The outcome of a task that wrote a row to t-0 and one to t-2."""
+    outcome = reported(bench, batch_start)
+    assert outcome.written is not None
+    place = TopicPartition("t", 2)
+    first = bench.cluster.log(*place).next_offset
+    bench.raw.write(outcome.written.transaction, place, "far")
+    return replace(outcome, offsets={"t": [*outcome.offsets["t"], [2, first, first + 1, 1]]})
+
+
+def with_one_partition(topic: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer on a topic, with its first partition only."""
+    return {**topic, "partitions": topic["partitions"][:1]}
+
+
+def known_to(bench: CoordinatorBench, partitions: int) -> None:
+    """Let the driver know this number of partitions of the topic."""
+    count = bench.coordinator.creation.count("t", bench.timer())
+    if count < partitions:
+        bench.cluster.add_partitions("t", partitions - count)
+    assert bench.coordinator.creation.count("t", bench.timer()) == partitions
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_partitions_that_the_driver_does_not_know_yet_are_checked(
+    bench: CoordinatorBench, caplog: pytest.LogCaptureFixture, is_lost: bool
+) -> None:
+    """Bug: tasks learn of added partitions before the driver. It checked no partition of the topic then, and said that
+    the topic had as many partitions as before.
+    """
+    known_to(bench, 3)
+    driver = driver_of(bench, "P")
+    outcome = in_partition_2(bench, driver.begin())
+    first_only = faults.change(lambda values: {**values, "topics": [*map(with_one_partition, values["topics"])]})
+    bench.cluster.on(ApiKey.METADATA, first_only)
+    assert bench.coordinator.creation.count("t", bench.timer()) == 1
+    if is_lost:
+        bench.cluster.delete_topic("t")
+        bench.cluster.create_topic("t", 3)
+        with pytest.raises(IllegalStateError, match=r"not decided: t-\d has lost rows"):
+            driver.commit([outcome])
+    else:
+        assert driver.commit([outcome]).decision is not None
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("known", [3, 0], ids=["the driver knows the old topic", "the driver does not know the topic"])
+def test_topic_created_again_with_fewer_partitions_has_none_of_their_rows(bench: CoordinatorBench, known: int) -> None:
+    """Bug: the partition was not in the topic, so that no partition was asked: the batch was committed without its
+    rows, and without an error. If the driver knew the old topic, it asked for the partition for a minute.
+    """
+    known_to(bench, 3)
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    outcome = in_partition_2(bench, batch_start)
+    if not known:
+        bench.coordinator.creation.forget("t")
+        bench.coordinator.creation.count("decisions", bench.timer())
+    created_again(bench)
+    started_ms = bench.rig.now_ms
+    with pytest.raises(IllegalStateError, match="not decided: t-2 has lost rows of the batch that it had acknowledged"):
+        driver.commit([outcome])
+    assert bench.rig.now_ms - started_ms < 25_000
+    driver.abort(batch_start, [outcome])
+
+
 @pytest.mark.parametrize("is_apart", [True, False], ids=["rows of others between", "no gap"])
 def test_partitions_are_asked_for_rows_only_if_there_is_a_gap(bench: CoordinatorBench, is_apart: bool) -> None:
     wrote_before(bench)
