@@ -124,6 +124,8 @@ class KafkaDriverCluster:
         self._key = prefix.encode()
         self._is_one_off = is_one_off
         self._has_tasks = has_tasks
+        self._gone: set[str] = set()
+        """Topics that were not in the cluster when they were last looked up."""
         self._partitions = self._find_topic(config.decision_topic)
         self.place = TopicPartition(config.decision_topic, partition_for_key(self._key, self._partitions))
 
@@ -312,6 +314,8 @@ class KafkaDriverCluster:
                 if error.topic_partition is not None and (gone := self.vanished(seen)):
                     seen = [place for place in seen if place not in gone]
                     continue
+                if isinstance(error, UnknownTopicOrPartitionError) and error.topic is not None:
+                    self._gone.add(error.topic)
                 for topic in topics if error.topic is None else [error.topic]:
                     creation.forget(topic)  # else its error would end later calls
                 seen = [place for place in seen if error.topic not in {None, place.topic}]
@@ -319,7 +323,9 @@ class KafkaDriverCluster:
 
     def vanished(self, places: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
         known = {topic: self._client.creation.cluster.partitions_for_topic(topic) for topic, _ in places}
-        return [place for place in places if 0 < len(known[place.topic]) <= place.partition]
+        return [
+            place for place in places if place.topic in self._gone or 0 < len(known[place.topic]) <= place.partition
+        ]
 
     def _require_partitions(self, topic: str, places: Sequence[TopicPartition]) -> None:
         """Raise UnknownTopicOrPartitionError if the topic or one of these partitions is missing. The tasks may have
@@ -331,6 +337,7 @@ class KafkaDriverCluster:
             found = self._wait_for(topic, last.partition + 1)
         if not found:
             raise UnknownTopicOrPartitionError(f"Topic {topic} is not in the cluster.", topic=topic)
+        self._gone.discard(topic)
         if found <= last.partition:
             raise lacks_partition(last, found)
 

@@ -67,8 +67,8 @@ class MarkersCluster(Protocol):
         ...
 
     def vanished(self, places: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
-        """Return those that their topic does not have, as the driver last saw it. It was created again with fewer
-        partitions: nothing else takes a partition away.
+        """Return those that are not in the cluster, as the driver last saw it: their topic was deleted, and perhaps
+        created again with fewer partitions. Nothing else takes a partition away.
         """
         ...
 
@@ -445,8 +445,8 @@ def _next_producers(ended: Iterable[EndTxnOutcome]) -> dict[str, ProducerIdAndEp
 def _lost_rows(outcome: TaskOutcome, place: TopicPartition, whose: str) -> IllegalStateError:
     return IllegalStateError(
         f"Batch {outcome.batch_id} is not decided: {place} has lost rows of {whose} that it had acknowledged. The topic"
-        " was deleted and created again during the batch, or a replica that was not in sync became the leader"
-        " (unclean.leader.election.enable). The batch must run again: that writes all its rows."
+        " was deleted during the batch (if it was not created again, create it), or a replica that was not in sync"
+        " became the leader (unclean.leader.election.enable). The batch must run again: that writes all its rows."
     )
 
 

@@ -264,6 +264,20 @@ def test_batch_whose_rows_went_with_their_topic_is_not_decided(bench: Coordinato
     assert bench.values()[-1:] == ["row"]
 
 
+def test_batch_whose_topic_was_deleted_is_refused_and_written_again(bench: CoordinatorBench) -> None:
+    """Bug: it was committed with a warning. If the topic was created again later, its rows were missing there."""
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    outcomes = [reported(bench, batch_start)]
+    bench.cluster.delete_topic("t")
+    with pytest.raises(IllegalStateError, match=r"not decided: t-0 has lost rows of the batch .* create it\), or"):
+        driver.commit(outcomes)
+    driver.abort(batch_start, outcomes)
+    bench.cluster.create_topic("t")
+    driver.commit([reported(bench, driver.begin())])
+    assert bench.values() == ["row"]
+
+
 def in_partition_2(bench: CoordinatorBench, batch_start: BatchStart) -> TaskOutcome:
     """The outcome of a task that wrote a row to t-0 and one to t-2."""
     outcome = reported(bench, batch_start)
