@@ -107,7 +107,7 @@ class RecordWriter:
             last = str(error)
             if error.invalid_metadata:
                 self._client.await_metadata_update(timer)
-                absence.check([topic_partition.topic])
+                absence.check_partitions([topic_partition])
             self._clock.sleep_ms(min(self._retry_backoff.backoff_ms(attempts), timer.remaining_ms))
             attempts += 1
             timer.update()

@@ -258,7 +258,7 @@ class TopicReader:
                 if has_moved:
                     patience.progress()
             patience.check(unfinished)
-            absence.check({requested.topic for requested in unfinished})
+            absence.check_partitions(unfinished)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 

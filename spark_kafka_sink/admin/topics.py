@@ -94,13 +94,13 @@ class TopicAbsence:
         """As `check`, also for a topic that was created again with fewer partitions."""
         now_ms, cluster = self._clock.now_ms(), self._metadata.fetch()
         asked = [*partitions]
-        self.check({each.topic for each in asked})
+        counts = {topic: len(cluster.partitions_for_topic(topic)) for topic in {each.topic for each in asked}}
+        self.check(counts)
         for each in asked:
-            known = cluster.partitions_for_topic(each.topic)
-            if not known or any(info.partition == each.partition for info in known):
+            if not 0 < counts[each.topic] <= each.partition:
                 self._since_ms.pop(each, None)
             elif now_ms - self._since_ms.setdefault(each, now_ms) >= ABSENCE_LIMIT_MS:
-                raise lacks_partition(each, len(known))
+                raise lacks_partition(each, counts[each.topic])
 
     def check(self, topics: Iterable[str]) -> None:
         """Raise UnknownTopicOrPartitionError if no metadata response has included the topic for 10 s."""

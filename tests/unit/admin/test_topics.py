@@ -138,6 +138,27 @@ def test_topic_deleted_during_a_read_is_not_awaited(bench: CoordinatorBench, api
     assert ABSENCE_LIMIT_MS <= bench.rig.now_ms - started_ms < 2 * ABSENCE_LIMIT_MS
 
 
+@pytest.mark.parametrize("api_key", [ApiKey.LIST_OFFSETS, ApiKey.FETCH])
+def test_partition_that_goes_during_a_read_is_not_awaited(bench: CoordinatorBench, api_key: ApiKey) -> None:
+    """Bug: a read of a topic that was created again with fewer partitions waited for its whole limit."""
+
+    def create_again(cluster: ScriptedCluster, _: Exchange, proceed: Proceed) -> Answer:
+        if len(cluster.topics["t"].partitions) > 1:
+            cluster.delete_topic("t")
+            cluster.create_topic("t")
+        return proceed()
+
+    bench.cluster.add_partitions("t", 2)
+    update(bench)
+    place, open_ = TopicPartition("t", 2), bench.raw.begin("somebody/0")
+    bench.raw.write(open_, place, "row")
+    bench.cluster.on(api_key, create_again)
+    started_ms = bench.rig.now_ms
+    with pytest.raises(UnknownTopicOrPartitionError, match="t-2: The topic has 1 partition"):
+        bench.coordinator.topics.read_from(place, 0, bench.timer(), READ_UNCOMMITTED)
+    assert ABSENCE_LIMIT_MS <= bench.rig.now_ms - started_ms < 2 * ABSENCE_LIMIT_MS
+
+
 def ensure(bench: CoordinatorBench, topic: str, limit_ms: int = 60_000) -> int:
     return bench.coordinator.creation.ensure(topic, 5, 3, {"cleanup.policy": "compact"}, bench.timer(limit_ms))
 
