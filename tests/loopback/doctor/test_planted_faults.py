@@ -605,15 +605,6 @@ def test_broker_that_names_nodes_twice_is_examined_all_the_same(planting: Planti
     assert len([each for each in findings if each.area is Area.BROKERS]) == 3
 
 
-def test_topic_name_that_fits_no_request_is_not_checked(planting: Planting) -> None:
-    """Kafka 2.1 has no request with so long a text."""
-    planting.cluster.versions = KAFKA_2_1
-    findings = examine(planting, planting.options() | {"topic": "x" * 40_000})
-    assert problems(findings) == {}
-    unchecked = {each.area for each in findings if each.status is Status.NOT_CHECKED}
-    assert unchecked == {Area.TOPICS, Area.PERMISSIONS, Area.CLOCK}
-
-
 def test_frozen_broker_does_not_keep_the_doctor(planting: Planting) -> None:
     """Its port accepts connections, and nothing answers."""
     planting.limit_ms = SHORT_MS
