@@ -284,14 +284,6 @@ REFUSALS = (
         is_early=False,
     ),
     Refusal(
-        "a topic by an impossible name",
-        UNKEYED,
-        "Invalid topics: [two words]",
-        "two words",
-        {"topic": "two words", "kafka.max.block.ms": "2000"},
-        is_early=False,
-    ),
-    Refusal(
         "a record too large",
         "SELECT repeat('x', 2000) AS value FROM rows",
         "which is larger than 1000, which is the value of the max.request.size configuration.",

@@ -194,10 +194,17 @@ def test_header_without_name_is_a_null_pointer_in_sparks_sink(
             write(frame_of(query), options)
 
 
-def test_blank_topic_option_is_refused_before_any_task(frame_of: Frames, new_topics: Callable[..., Topics]) -> None:
-    options = new_topics("").options({"topic": "  "})
+@pytest.mark.parametrize(
+    ("topic", "text"),
+    [("  ", "The option topic is empty"), ("two words", "topic='two words': The topic name is not valid")],
+)
+def test_option_that_names_no_topic_is_refused_before_any_task(
+    frame_of: Frames, new_topics: Callable[..., Topics], topic: str, text: str
+) -> None:
+    """Tasks of Spark's sink fail."""
+    options = new_topics("").options({"topic": topic})
     ours: Write = BATCH_WAYS["write"]
-    with pytest.raises(ConfigError, match="The option topic is empty"):
+    with pytest.raises(ConfigError, match=text):
         ours(frame_of(UNKEYED), options)
 
 
