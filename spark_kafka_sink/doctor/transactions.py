@@ -217,7 +217,7 @@ def _of_readers(found: Transactions, now_ms: int) -> Iterable[Finding]:
 
 def _waiting(owners: Sequence[TransactionDescription], now_ms: int) -> tuple[str, str]:
     """Return the name of the problem of a partition whose readers wait for a transaction of `owners`, and the reason.
-    Both are empty if it is none.
+    Both are empty if there is no problem.
     """
     late = next((each for each in owners if _is_late(each, now_ms)), None)
     if late is not None:

@@ -308,7 +308,9 @@ def _parts(value: Any) -> Sequence[Any]:
     """Return the schemas in a part of a schema: of an object, or of a list."""
     if isinstance(value, dict):
         return [*value.values()]
-    return value if isinstance(value, list) else [] if value is None else [value]
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
 
 
 def _refuse_other_bases(root: Any, path: str) -> None:

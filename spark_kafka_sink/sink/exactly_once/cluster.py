@@ -301,11 +301,12 @@ class KafkaDriverCluster:
         """
         seen, creation = list(places), self._client.creation
         while seen:
-            topics = sorted({place.topic for place in seen})
+            last = {place.topic: place for place in sorted(seen)}
+            topics = list(last)
             try:
                 creation.look_up(topics, self._timer())
-                for topic in topics:
-                    self._require_partitions(topic, [place for place in seen if place.topic == topic])
+                for place in last.values():
+                    self._require_partitions(place)
                 return ask(seen)
             except (UnknownTopicOrPartitionError, TopicAuthorizationError) as error:
                 if isinstance(error, UnknownTopicOrPartitionError) and error.topic == self.place.topic:
@@ -327,11 +328,11 @@ class KafkaDriverCluster:
             place for place in places if place.topic in self._gone or 0 < len(known[place.topic]) <= place.partition
         ]
 
-    def _require_partitions(self, topic: str, places: Sequence[TopicPartition]) -> None:
-        """Raise UnknownTopicOrPartitionError if the topic or one of these partitions is missing. The tasks may have
-        learnt of new partitions before the driver.
+    def _require_partitions(self, last: TopicPartition) -> None:
+        """Raise UnknownTopicOrPartitionError if the topic or its partition `last` is missing. The tasks may have learnt
+        of new partitions before the driver.
         """
-        last = max(places)
+        topic = last.topic
         found = len(self._client.creation.cluster.partitions_for_topic(topic))
         if found <= last.partition:
             found = self._wait_for(topic, last.partition + 1)
