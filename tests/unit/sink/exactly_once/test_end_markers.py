@@ -278,6 +278,22 @@ def test_batch_whose_topic_was_deleted_is_refused_and_written_again(bench: Coord
     assert bench.values() == ["row"]
 
 
+def test_topic_that_goes_between_two_looks_at_it_is_noticed(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stable_ends(self: KafkaDriverCluster, places: Any) -> Any:
+        found = real(self, places)
+        bench.cluster.delete_topic("t")
+        return found
+
+    driver = driver_of(bench, "P")
+    outcome = reported(bench, driver.begin())
+    real = KafkaDriverCluster.stable_ends
+    monkeypatch.setattr(KafkaDriverCluster, "stable_ends", stable_ends)
+    with pytest.raises(IllegalStateError, match="not decided: t-0 has lost rows of the batch"):
+        driver.commit([outcome])
+
+
 def in_partition_2(bench: CoordinatorBench, batch_start: BatchStart) -> TaskOutcome:
     """The outcome of a task that wrote a row to t-0 and one to t-2."""
     outcome = reported(bench, batch_start)
