@@ -525,7 +525,15 @@ class KafkaStreamWriter(_Writer, StreamInterface):
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         """Abort open transactions, and log what stays in Kafka."""
         show_reports()
-        log.warning("Batch %d failed or was stopped: %s", batchId, self._left(messages, batchId))
+        log.warning("Batch %d%s failed or was stopped: %s", batchId, self._owner(), self._left(messages, batchId))
+
+    def _owner(self) -> str:
+        """Return what tells this query from others in the driver's log, as far as Spark tells it to a data source."""
+        if self.query_name is not None:
+            return f" of query {self.query_name!r}"
+        if self._prefix is not None:
+            return f" of {self._prefix}"
+        return "" if self._config.topic is None else f" for topic {self._config.topic}"
 
 
 def report_of(messages: Sequence[WriterCommitMessage | None]) -> WriteReport:

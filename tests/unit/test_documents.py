@@ -33,7 +33,7 @@ DOCUMENTS = sorted({*LONGEST, FILES, NOTEBOOK, EXAMPLES, ROOT / "SECURITY.md", *
 EACH = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
 FILE = re.compile(r"[\w./-]*\w\.(?:py|md|c|cfg|toml|properties)(?![\w.(])")
 MISSPELT = {"kafka.lingr.ms"}
-ELSEWHERE = {"job.py", "conftest.py", "requirements.txt"}
+ELSEWHERE = {"job.py", "conftest.py", "requirements.txt", "sink.properties"}
 """Files of the reader, not of the project."""
 
 

@@ -311,7 +311,10 @@ class KafkaDriverCluster:
             except (UnknownTopicOrPartitionError, TopicAuthorizationError) as error:
                 if isinstance(error, UnknownTopicOrPartitionError) and error.topic == self.place.topic:
                     raise missing_topic(self._prefix, error.topic) from error
-                _warn(f"Whether readers under read_committed can read the rows of a batch was not checked: {error}")
+                _warn(
+                    "Whether readers under read_committed can read the rows of a batch was not checked"
+                    f" (transactional.id.prefix={self._prefix!r}): {error}"
+                )
                 if error.topic_partition is not None and (gone := self.vanished(seen)):
                     seen = [place for place in seen if place not in gone]
                     continue

@@ -394,8 +394,29 @@ def test_commit_logs_written_rows_and_abort_logs_remaining_ones(caplog: pytest.L
     texts = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert texts[:2] == [("INFO", f"Batch 7: {written}"), ("INFO", f"Write: {written}")]
     assert [level for level, _ in texts[2:]] == ["WARNING", "WARNING"]
-    assert texts[2][1].startswith(f"Batch 8 failed or was stopped: 1 of 2 tasks had finished; {stays}. {advice}")
+    failed = "Batch 8 for topic orders failed or was stopped"
+    assert texts[2][1].startswith(f"{failed}: 1 of 2 tasks had finished; {stays}. {advice}")
     assert texts[3][1].startswith(f"Write failed: 0 of 1 tasks had finished. {advice}")
+
+
+@pytest.mark.parametrize(
+    ("options", "owner"),
+    [
+        pytest.param({}, " for topic orders", id="topic"),
+        pytest.param({"topic": ""}, "", id="column topic"),
+        pytest.param({"queryName": "shop"}, " of query 'shop'", id="query name"),
+        pytest.param(
+            {"delivery.guarantee": "exactly-once", "transactional.id.prefix": "nightly"}, " of nightly", id="prefix"
+        ),
+    ],
+)
+def test_line_of_failed_batch_names_its_query(
+    options: dict[str, str], owner: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {key: value for key, value in {**OPTIONS, **options}.items() if value}
+    columns = schema(value=TEXT) if "topic" in given else schema(topic=TEXT, value=TEXT)
+    KafkaSinkDataSource(CaseInsensitiveDict(given)).streamWriter(columns, False).abort([None], 8)
+    assert [record.getMessage().partition(" failed")[0] for record in caplog.records] == [f"Batch 8{owner}"]
 
 
 @pytest.fixture

@@ -661,7 +661,7 @@ def test_topic_that_the_driver_cannot_see_is_named(
     unreadable = KafkaDriverCluster.unreadable
     monkeypatch.setattr(KafkaDriverCluster, "write_decision", hidden)
     driver.commit([outcome])
-    assert "Whether readers under read_committed can read the rows of a batch was not checked" in caplog.text
+    assert "can read the rows of a batch was not checked (transactional.id.prefix='P')" in caplog.text
     assert text in caplog.text
 
 
