@@ -170,7 +170,11 @@ class DefaultMetadataUpdater:
     def _update_from(self, connections: NodeChoice, send: SendInternal, node: Node, now_ms: int) -> int:
         if connections.can_send_request(node.id_string, now_ms):
             self._in_progress = self._metadata.new_metadata_request_and_version(now_ms)
-            send(self._in_progress.request, node.id_string, now_ms)
+            try:
+                send(self._in_progress.request, node.id_string, now_ms)
+            except BaseException:  # such as MemoryError: no answer will come
+                self._in_progress = None
+                raise
             return self._request_timeout_ms
         if connections.can_connect(node, now_ms):
             connections.initiate_connect(node, now_ms)

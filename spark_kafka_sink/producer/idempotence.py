@@ -82,6 +82,10 @@ class PartitionSequences:
         """Batches with a sequence that have not ended, in the order of their first send. Batches that wait for a retry
         are among them.
         """
+        self.turn = 0
+        """The place in `in_flight` of the only batch that may be sent again. Nearly always the oldest."""
+        self._turn_epoch: int | None = None
+        """The epoch of the leader that refused the batches before the turn; None: the brokers give none."""
         self._next_ordinal = 0
 
     def take(self, batch: ProducerBatch, is_transactional: bool) -> None:
@@ -102,6 +106,31 @@ class PartitionSequences:
             del self.in_flight[0]
         else:
             self.in_flight = [other for other in self.in_flight if other is not batch]
+        self.turn = 0
+
+    def pass_turn(self, batch: ProducerBatch) -> bool:
+        """Let the batch after `batch`, which is in turn, be sent again before it. Return False if there is none; the
+        turn is then the oldest batch's again.
+        """
+        self.turn = (self.turn + 1) % len(self.in_flight)
+        self._turn_epoch = batch.leader_epoch
+        return self.turn > 0
+
+    def batch_in_turn(self, oldest: ProducerBatch) -> ProducerBatch:
+        """Return the batch that is sent again next; `oldest` if that one is in flight, or the leader is another one.
+
+        Another leader may not know the producer, and would take a later batch without the earlier ones. Brokers before
+        2.4 give no epochs, but refuse a producer that they do not know, so a later batch too.
+        """
+        if self.turn and oldest.leader_epoch != self._turn_epoch:
+            self.turn = 0
+        batch = self.in_flight[self.turn] if self.turn else oldest
+        return oldest if batch.is_in_flight else batch
+
+    def has_taken(self, batch: ProducerBatch) -> bool:
+        """Return whether a leader has acknowledged a later batch, and so has taken this one: in their order only."""
+        last = self.last_acked_sequence
+        return last != NO_LAST_ACKED_SEQUENCE and batch.has_sequence and _is_after(last, batch.last_sequence)
 
     def acknowledge(self, batch: ProducerBatch) -> None:
         last, last_sequence = self.last_acked_sequence, batch.last_sequence
@@ -138,6 +167,7 @@ class PartitionSequences:
             batch.reset_producer_state(producer.producer_id, producer.epoch, sequence, is_transactional)
             sequence = increment_sequence(sequence, batch.record_count)
         self.producer = producer
+        self.turn = 0
         self.next_sequence = sequence
         self.last_acked_sequence = NO_LAST_ACKED_SEQUENCE
 
@@ -215,10 +245,18 @@ class ProducerIdentity:
     def leaders_are_new(self, topics: Collection[str]) -> None:
         """These topics were deleted and created again. Their leaders do not know this producer, so the next batch of
         each partition goes alone, as the first one does.
+
+        The whole cluster may have been made again under its old cluster id, and counts producer ids from the beginning.
+        So new batches get another id, except in a transaction, which its coordinator protects. Batches in flight keep
+        theirs: one of them may be in the new topic, with its answer lost.
         """
+        if not self.is_transactional:
+            self.producer = NO_PRODUCER
+            self._is_init_stale = self._init_in_flight
         for topic_partition, entry in self.sequences.items():
             if topic_partition.topic in topics:
                 entry.last_acked_sequence = NO_LAST_ACKED_SEQUENCE
+                entry.turn = 0
 
     def reason_to_wait(self, topic_partition: TopicPartition) -> str | None:  # noqa: ARG002
         """Return why records of the partition must wait, if a broker refused something that they wait for."""
@@ -230,7 +268,7 @@ class ProducerIdentity:
 
     def must_wait(self, batch: ProducerBatch) -> bool:
         """Return whether to hold `batch` back: there is no producer id, earlier batches are not settled, or it is a
-        retry and not the oldest batch in flight.
+        retry and not its turn.
 
         Nothing follows a partition's first batch until that is acknowledged. A leader that does not know the producer
         accepts any first sequence. It could accept a second batch after it refused the first, and would then refuse the
@@ -247,11 +285,16 @@ class ProducerIdentity:
         if not entry.in_flight:
             return False
         if batch.has_sequence:
-            return entry.in_flight[0] is not batch
+            return entry.in_flight[entry.turn] is not batch
         is_stale = entry.producer != self.producer
         is_known = entry.is_known_to_leader(batch)
         is_unsettled = is_stale or not is_known or batch.topic_partition in self._unresolved
         return is_unsettled or entry.in_flight[0].attempts > 0 or entry.is_window_full
+
+    def batch_in_turn(self, first: ProducerBatch) -> ProducerBatch:
+        """Return the batch to send next of those that are sent again; `first` is the first one in its queue."""
+        entry = self.sequences.get(first.topic_partition)
+        return first if entry is None or not entry.turn else entry.batch_in_turn(first)
 
     def on_drain(self, batch: ProducerBatch) -> None:
         if batch.has_sequence:
@@ -302,24 +345,39 @@ class ProducerIdentity:
         log.info("Beginning a new epoch for %s after: %s", batch.topic_partition, error)
         self._to_restart.add(batch.topic_partition)
 
+    def has_taken(self, batch: ProducerBatch, error: KafkaError) -> bool:
+        """Return whether the leader has the records of `batch`, although it refuses them as out of order.
+
+        A leader knows the last five batches of a producer. One that was restarted knows only the last one, because its
+        snapshot of producers has no more (ProducerStateManager), and refuses an older one that it has.
+        """
+        is_gap = type(error) is OutOfOrderSequenceError and batch.may_be_in_log
+        return is_gap and self.sequences[batch.topic_partition].has_taken(batch)
+
     def can_retry(self, batch: ProducerBatch, error: KafkaError, log_start_offset: int) -> bool:
         """Return whether to send `batch` again after `error` from its leader. The leader's log begins at
         `log_start_offset`, -1 if the answer does not say.
 
-        A gap before the oldest batch in flight needs a new epoch: the leader has neither that batch nor any later one.
-        A gap before a later batch says nothing of the older ones, which may be in the log with their answers lost. The
-        batch waits until it is the oldest. A part of a split batch that was sent before may be out of order because the
-        whole is in the log. The outcome of its records is not known, and under new numbers they would be duplicated.
+        A gap before the oldest batch in flight needs a new epoch if the leader has neither that batch nor any later
+        one. If their answers were lost, the later ones say so: each is sent again in its turn, and if one is
+        acknowledged, the leader has all before it (`has_taken`). Under new numbers they would be duplicated. A gap
+        before a later batch says nothing of the older ones, so the batch waits for its turn. A part of a split batch
+        that was sent before may be out of order because the whole is in the log. The outcome of its records is not
+        known, and under new numbers they would be duplicated.
         """
         if not isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError)):
             return error.retriable
-        in_flight = self.sequences[batch.topic_partition].in_flight
-        is_oldest = bool(in_flight) and in_flight[0] is batch
-        if is_oldest and batch.was_sent_in_larger:
+        entry = self.sequences[batch.topic_partition]
+        is_in_turn = bool(entry.in_flight) and entry.in_flight[entry.turn] is batch
+        if is_in_turn and batch.was_sent_in_larger:
             return False
-        is_known = log_start_offset != -1 or not isinstance(error, UnknownProducerIdError)
-        is_new_gap = is_known and not batch.sequence_has_been_reset
-        if is_oldest and (is_new_gap or batch.topic_partition in self._unresolved):
+        knows_producer = not isinstance(error, UnknownProducerIdError)
+        is_new_gap = (log_start_offset != -1 or knows_producer) and not batch.sequence_has_been_reset
+        if not is_in_turn or not (is_new_gap or batch.topic_partition in self._unresolved):
+            return True
+        may_have_later = knows_producer and batch.may_be_in_log and entry.pass_turn(batch)
+        if not may_have_later:
+            entry.turn = 0
             self._to_restart.add(batch.topic_partition)
         return True
 

@@ -175,7 +175,7 @@ class BatchOutcomes:
 
     def _settle(self, batch: ProducerBatch, outcome: PartitionOutcome, now_ms: int) -> None:
         error = outcome.error
-        if error is None or _is_taken(outcome):
+        if error is None or _is_taken(outcome) or self._has_taken(batch, error):
             self._complete(batch, outcome, now_ms)
         elif _is_split(batch, error):
             self._split(batch, now_ms)
@@ -250,6 +250,9 @@ class BatchOutcomes:
             batch.wire_size,
             len(parts),
         )
+
+    def _has_taken(self, batch: ProducerBatch, error: KafkaError) -> bool:
+        return self._idempotence is not None and self._idempotence.has_taken(batch, error)
 
     def _can_retry(self, batch: ProducerBatch, error: KafkaError, log_start_offset: int, now_ms: int) -> bool:
         if batch.is_done or batch.attempts >= self._retries:

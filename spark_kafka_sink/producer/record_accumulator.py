@@ -40,6 +40,10 @@ class DrainRules(Protocol):
         """Return whether the batch must wait, to keep the order."""
         ...
 
+    def batch_in_turn(self, first: ProducerBatch) -> ProducerBatch:
+        """Return the batch to send again next. `first` is the first one in its queue, and was sent before."""
+        ...
+
     def on_drain(self, batch: ProducerBatch) -> None:
         """Give the batch, which is about to be sent, its sequence if it has none."""
         ...
@@ -56,6 +60,9 @@ class NoDrainRules:
 
     def must_wait(self, batch: ProducerBatch) -> bool:  # noqa: ARG002
         return False
+
+    def batch_in_turn(self, first: ProducerBatch) -> ProducerBatch:
+        return first
 
     def on_drain(self, batch: ProducerBatch) -> None:
         """Do nothing."""
@@ -91,6 +98,13 @@ class PartitionQueue:
             self.batches.pop()
         elif self.batches:
             self.batches[-1].forget_uncounted()
+
+    def take(self, batch: ProducerBatch) -> None:
+        """Remove a batch, nearly always the first one."""
+        if self.batches[0] is batch:
+            self.batches.popleft()
+        else:
+            self.batches.remove(batch)
 
     def put_back(self, batch: ProducerBatch) -> None:
         """Queue a batch again, before all batches that were first sent later.
@@ -502,6 +516,9 @@ class RecordAccumulator:
                 continue
             batch = queue.batches[0]
             batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
+            if batch.attempts:
+                batch = self._rules.batch_in_turn(batch)
+                batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
             if not batch.is_filled or (batch.attempts and batch.is_backing_off(now_ms)):
                 continue
             batch_size = self.sizes.on_wire(batch)
@@ -510,7 +527,7 @@ class RecordAccumulator:
             if self._rules.must_wait(batch):
                 continue
             batch.is_in_flight = True
-            queue.batches.popleft()
+            queue.take(batch)
             batch.close_for_appends()
             self._rules.on_drain(batch)
             batch.drained_ms = now_ms

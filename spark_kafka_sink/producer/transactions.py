@@ -275,8 +275,8 @@ class TransactionManager:
         self._lacks_epoch = False
         """The coordinator refused an epoch until an abort: the next abort asks for it."""
         # The identity's own methods: a batch costs no call more than without transactions.
-        self.on_drain = self.identity.on_drain
-        self.on_split_part = self.identity.on_split_part
+        self.batch_in_turn, self.has_taken = self.identity.batch_in_turn, self.identity.has_taken
+        self.on_drain, self.on_split_part = self.identity.on_drain, self.identity.on_split_part
         self.handle_completed_batch = self.identity.handle_completed_batch
         self.handle_split_batch = self.identity.handle_split_batch
         self.request_delay_ms = self._queue.delay_ms

@@ -234,6 +234,28 @@ def test_row_11_slices_and_ends_in_mid_response(one_node: FaultStage, start_prod
 
 
 @pytest.mark.quick
+def test_row_27_leader_restarted_while_answers_are_lost(
+    one_node: FaultStage, start_producer: StartProducer, seed: int
+) -> None:
+    """The leader's snapshot of producers has only the last batch of each, so it refuses earlier ones that it has."""
+    rng = random.Random(seed)
+    places = one_node.new_topic(partitions=2)
+    proxy = one_node.proxies[1]
+    settings = draw_settings(rng)
+    settings |= {"linger.ms": 0, "batch.size": 200, "max.in.flight.requests.per.connection": 5}
+    producer = start_producer(one_node.proxied, **settings | CONNECTING)
+    with Workload(producer, places, rng, records_a_second=500) as work:
+        work.await_acknowledged(30)
+        proxy.hold(Way.DOWN)
+        time.sleep(1)
+        one_node.restart(1)
+        proxy.cut(reset=True)
+        proxy.heal()
+        work.await_acknowledged(30)
+    one_node.note(finish(one_node.direct, work))
+
+
+@pytest.mark.quick
 def test_row_05_brokers_have_moved(timeline: object, start_producer: StartProducer, seed: int) -> None:
     """Every broker in the metadata is gone permanently; bootstrap.servers leads to the new ones (KIP-899)."""
     cluster = ScriptedCluster()

@@ -137,6 +137,12 @@ class PartitionLog:
         """Forget producers, as after producer.id.expiration.ms, or retention of all their records."""
         self.producers.clear()
 
+    def restart_leader(self) -> None:
+        """Forget all but the last batch of each producer, as the snapshot that a leader reads when it starts again."""
+        for state in self.producers.values():
+            while len(state.batches) > 1:
+                state.batches.popleft()
+
     def delete_records_before(self, offset: int) -> None:
         """Delete records as retention does: whole batches, and the log then starts later."""
         self.batches = [batch for batch in self.batches if batch.next_offset > offset]

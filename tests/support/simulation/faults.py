@@ -193,6 +193,20 @@ def _lose_answers_then_move(troubles: Troubles) -> str:
     return f"{count} answers to PRODUCE lost, then {' and '.join(_move_leader(troubles) for _ in range(2))}"
 
 
+def _lose_answers_then_restart(troubles: Troubles) -> str:
+    """Lose the responses of some batches; then all leaders know only the last batch of each producer."""
+    count, cluster, world = _lose_answers(troubles), troubles.cluster, troubles.world
+
+    def restart() -> None:
+        for topic in cluster.topics.values():
+            for partition in topic.partitions:
+                partition.log.restart_leader()
+        world.timeline.note("-- leaders have been restarted")
+
+    world.selector.at(world.now_ms + troubles.rng.choice((1, 5, 20, 100, 500)), restart)
+    return f"{count} answers to PRODUCE lost, then leaders are restarted"
+
+
 # ---- responses to anything -------------------------------------------------------------------------------------------
 
 _ANY_API = (
@@ -392,6 +406,7 @@ _TABLE: dict[Fault, float] = {
     _appended_but((ErrorCode.duplicate_sequence_number,)): 1,
     _lose_answers_then_refuse: 5,
     _lose_answers_then_move: 5,
+    _lose_answers_then_restart: 4,
     _odd_answer: 4,
     _no_answer: 10,
     _late_answer: 5,

@@ -57,6 +57,24 @@ def test_answer_counts_though_another_node_was_lost_meanwhile() -> None:
     assert updates(rig) == 2
 
 
+def test_update_that_could_not_be_sent_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the client waited for the answer to a request that a MemoryError had kept from being sent, for good."""
+    rig = ClientRig(1)
+    rig.await_metadata()
+    version = rig.metadata.update_version
+    rig.clock.advance(500)
+    rig.metadata.request_update()
+    with monkeypatch.context() as patch:
+        patch.setattr(MetadataRequest, "build", _no_memory)
+        with pytest.raises(MemoryError):
+            rig.poll_until(lambda: rig.metadata.update_version > version)
+    rig.poll_until(lambda: rig.metadata.update_version > version)
+
+
+def _no_memory(*_: object) -> None:
+    raise MemoryError
+
+
 def test_old_view_is_renewed_without_a_request() -> None:
     rig = ClientRig(1)
     rig.await_metadata()

@@ -49,6 +49,19 @@ def harness() -> ProducerHarness:
     return made
 
 
+def test_cluster_that_was_made_again_under_its_id_takes_no_record_for_anothers(harness: ProducerHarness) -> None:
+    """Bug: a cluster that was made again from nothing, with its old cluster id, was taken for the same. A record was
+    acknowledged as a duplicate of another producer's, and was in no log.
+    """
+    other = another_cluster()
+    other.cluster_id = harness.cluster.cluster_id
+    fail_over(harness, other)
+    sent = harness.send(b"ours", partition=1)
+    harness.settle()
+    assert sent.error is None
+    assert harness.values(partition=1) == [b"theirs", b"ours"]
+
+
 def test_record_is_not_taken_for_that_of_another_producer(harness: ProducerHarness) -> None:
     """Bug: the producer kept its id. It was the id of a producer of the other cluster, and the leader there took the
     record, the first one in its partition as well, for a duplicate: it was acknowledged, and in no log.

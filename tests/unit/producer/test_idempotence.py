@@ -17,6 +17,7 @@ from support.scripted_broker import faults
 from support.scripted_broker.batches import check_batch
 from support.scripted_broker.cluster import ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
+from support.scripted_broker.partition_log import PartitionLog
 from support.scripted_broker.versions import KAFKA_4_1
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
@@ -29,6 +30,7 @@ from spark_kafka_sink.common.errors import (
     InvalidRequestError,
     KafkaError,
     KafkaTimeoutError,
+    NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     OutOfOrderSequenceError,
@@ -445,6 +447,117 @@ def test_broker_drops_duplicates_after_a_lost_connection(fault: faults.Hook) -> 
     assert errors(deliveries) == [None] * 8
     assert harness.values() == values(8)
     assert {epoch for epoch, _ in stored(harness)} == {0}
+
+
+# ---- a leader that was restarted, and knows only the last batch of each producer -------------------------------------
+
+
+def restarted(harness: ProducerHarness, log: PartitionLog | None = None) -> None:
+    """Restart the leader while the answers to batches are lost, and go on until all have ended."""
+    harness.run_for(50)
+    (log or harness.cluster.log(TOPIC, 0)).restart_leader()
+    harness.settle()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_unanswered_batches_are_written_once_by_a_restarted_leader(count: int) -> None:
+    """Bug: the leader refused all but the last batch as out of order. The producer took that for a loss, and sent them
+    again under a new epoch: every row was there twice.
+    """
+    harness = warm(ONE_EACH)
+    harness.cluster.on(ApiKey.PRODUCE, faults.lose_response(), times=count)
+    deliveries = send_all(harness, count)
+    restarted(harness)
+    deliveries += send_all(harness, 2, start=count)
+    harness.settle()
+    assert errors(deliveries) == [None] * (count + 2)
+    assert harness.values() == values(count + 2)
+    assert {epoch for epoch, _ in stored(harness)} == {0}
+    assert harness.memory_in_use == 0
+
+
+@pytest.mark.parametrize("written", [1, 2, 3, 4])
+def test_restarted_leader_gets_the_batches_that_it_never_had(written: int) -> None:
+    harness = warm(ONE_EACH)
+    harness.cluster.on(ApiKey.PRODUCE, faults.lose_response(), times=written)
+    harness.cluster.on(ApiKey.PRODUCE, faults.close_before(), skip=written)
+    deliveries = send_all(harness, 5)
+    restarted(harness)
+    assert errors(deliveries) == [None] * 5
+    assert harness.values() == values(5)
+    assert {epoch for epoch, _ in stored(harness)} == {0}
+
+
+def test_leader_that_has_lost_all_unanswered_batches_gets_them_in_a_new_epoch() -> None:
+    """The last acknowledged batch is lost with them, as after an unclean election."""
+    harness = warm(ONE_EACH)
+    acknowledged = send_all(harness, 1, start=9)
+    harness.settle()
+    log = harness.cluster.log(TOPIC, 0)
+    before = copy.deepcopy(log.producers)
+    harness.cluster.on(ApiKey.PRODUCE, faults.lose_response(), times=5)
+    deliveries = send_all(harness, 5)
+    harness.run_for(50)
+    del log.batches[1:]
+    log.producers = before
+    for state in log.producers.values():
+        state.last_sequence -= 1
+        state.batches.pop()
+    harness.settle()
+    assert errors(acknowledged + deliveries) == [None] * 6
+    assert harness.values() == values(5)
+    assert [epoch for epoch, _ in stored(harness)] == [0, *[1] * 5]
+
+
+def test_batch_before_an_acknowledged_one_is_in_the_log_of_a_restarted_leader() -> None:
+    """The leader said of the first that it has too few replicas after the append, and acknowledged the second."""
+    harness = warm(ONE_EACH)
+    log = harness.cluster.log(TOPIC, 0)
+
+    def appended(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        proceed()
+        return faults.fail_with(NotEnoughReplicasAfterAppendError)(cluster, exchange, proceed)
+
+    harness.cluster.on(ApiKey.PRODUCE, appended)
+    deliveries = send_all(harness, 2)
+    harness.run_for(20)
+    assert [delivery.is_settled for delivery in deliveries] == [False, True]
+    restarted(harness, log)
+    assert errors(deliveries) == [None, None]
+    assert harness.values() == values(2)
+
+
+def test_batches_behind_an_expired_one_are_written_once_by_a_restarted_leader() -> None:
+    harness = warm(SHORT)
+    harness.cluster.on(ApiKey.PRODUCE, faults.lose_response(), times=5)
+    first = harness.send(b"0")
+    harness.clock.advance(2_000)
+    others = send_all(harness, 4, start=1)
+    harness.run_for(50)
+    harness.cluster.log(TOPIC, 0).restart_leader()
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(NotEnoughReplicasError), times=1)
+    harness.network.held.add(0)
+    harness.run_for(8_000)
+    harness.network.held.clear()
+    harness.settle()
+    assert isinstance(first.error, KafkaTimeoutError)
+    assert harness.values() == values(5)
+    assert errors(others) == [None] * 4
+
+
+def test_leader_that_knows_no_producer_gets_the_oldest_batch_first() -> None:
+    """The restarted leader refuses the first; then a leader without state takes over. It would take any batch."""
+    harness = warm(ONE_EACH, node_count=2)
+    harness.cluster.on(ApiKey.PRODUCE, faults.close_before(), times=5)
+    deliveries = send_all(harness, 5)
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(OutOfOrderSequenceError), skip=5)
+    while len(attempts(harness)) < 7:  # the warm one, five, and the first again
+        harness.turn(1)
+    harness.turn(1)
+    to_a_leader_without_state(harness)
+    harness.settle()
+    assert errors(deliveries) == [None] * 5
+    assert harness.values() == values(5)
 
 
 def test_retries_go_one_by_one() -> None:
