@@ -176,17 +176,31 @@ def may_run_python(df: DataFrame, context: SparkContext, also: Collection[str] =
     RDD that is not a micro-batch: the plan does not show what made it. `also`: further patterns of plans to look for,
     names in Spark's TreePattern.
     """
-    plans = [df._jdf.queryExecution().analyzed()]
-    leaves = plans[0].collectLeaves()
-    if any(leaves.apply(at).getClass().getSimpleName().endswith("RDD") for at in range(leaves.size())):
-        of_stream = plan_of_stream(df, context)
-        if of_stream is None:
-            return True
-        plans.append(of_stream)
+    plans = plans_of(df, context)
+    if plans is None:
+        return True
     assert context._jvm is not None
     pattern = context._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     patterns = [getattr(pattern, name)() for name in ("PYTHON_UDF", "GENERATE", *also)]
     return any(plan.containsPattern(each) for plan in plans for each in patterns)
+
+
+def plans_of(df: DataFrame, context: SparkContext) -> list[Any] | None:
+    """Return Spark's logical plans that `df` is made by: its own, and for a micro-batch that of its query. None for
+    another RDD, which does not show what made it.
+    """
+    plans = [df._jdf.queryExecution().analyzed()]
+    if any(leaf.getClass().getSimpleName().endswith("RDD") for leaf in leaves_of(plans[0])):
+        of_stream = plan_of_stream(df, context)
+        if of_stream is None:
+            return None
+        plans.append(of_stream)
+    return plans
+
+
+def leaves_of(plan: Any) -> Iterator[Any]:
+    leaves = plan.collectLeaves()
+    return (leaves.apply(at) for at in range(leaves.size()))
 
 
 def plan_of_stream(df: DataFrame, context: SparkContext) -> Any | None:

@@ -53,7 +53,7 @@ from spark_kafka_sink.sink.schema import (
     projection,
     refuse_without_zone,
 )
-from spark_kafka_sink.sink.small_tasks import RanTasks, SmallTasks, source_of, with_fewer_tasks
+from spark_kafka_sink.sink.small_tasks import RanTasks, SmallTasks, may_follow_tasks, source_of, with_fewer_tasks
 from spark_kafka_sink.sink.topic_creation import create_missing_topic
 
 # isort: split
@@ -350,7 +350,7 @@ class KafkaSink:
     def _run_tasks(self, df: DataFrame, write_task: WriteTask, report_ddl: str) -> list[dict[str, Any]]:
         topic, clock = self._config.topic, SystemClock()
         source, began_ms = source_of(df, topic), clock.now_ms()
-        are_fewer = _small_tasks.has(source)
+        are_fewer = _small_tasks.has(source) and not may_follow_tasks(df)
         with batch_limits(df, _last_writes.of(topic), self._formatted) as given:
             chosen = given
             if are_fewer:

@@ -21,11 +21,12 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from spark_kafka_sink.sink.arrow_batches import may_run_python
+from spark_kafka_sink.sink.arrow_batches import leaves_of, may_run_python, plans_of
 from spark_kafka_sink.sink.running_query import context_of_thread, query_id_of
 
 if TYPE_CHECKING:
@@ -55,6 +56,13 @@ stage, such as dropDuplicates before groupBy, would fail.
 """
 _FUNCTIONS_OF_THE_JVM: Final = ("SCALA_UDF", "SERIALIZE_FROM_OBJECT")
 """Functions in Scala or Java, and steps of a typed Dataset."""
+_CLASS: Final = re.compile(r'\{"class":"([^"]+)"')
+_BY_NAME: Final = frozenset({"CallMethodViaReflection", "ApplyFunctionExpression", "TypedFilter"})
+"""Of Spark's own steps, those that call functions of a user, and have no pattern of plans: `reflect` and `java_method`,
+functions of a catalog, and a filter of a typed Dataset. Spark has a package for those of Hive.
+"""
+_SPARKS: Final = "org.apache.spark."
+_HIVES: Final = "org.apache.spark.sql.hive."
 _KEPT: Final = 100
 """Writes after one that took longer with fewer tasks. It may have waited for a broker that started again."""
 
@@ -139,7 +147,7 @@ class SmallTasks:
         if not was_small:
             log.info(
                 "The %d tasks of a write to %s took %d ms on average. The next writes have at most %d, unless they are"
-                " larger.",
+                " larger, or call functions of yours.",
                 ran.tasks,
                 "topics of a column" if source.topic is None else source.topic,
                 ran.busy_ms // ran.tasks,
@@ -176,6 +184,35 @@ def source_of(df: DataFrame, topic: str | None) -> Source:
     # A function may make ids of its task's number. By that Spark also computes a Python function's arguments: `rand(7)`
     keeps_tasks = has_own_store or may_run_python(df, context, also=_FUNCTIONS_OF_THE_JVM)
     return Source(topic, query_id, None if keeps_tasks else context.defaultParallelism)
+
+
+def may_follow_tasks(df: DataFrame) -> bool:
+    """Return whether values of `df` may follow the numbers of tasks in a way that `source_of` does not see, because no
+    pattern of plans tells: by functions of a user in Java, or a source in Python. It looks at every step of the plan,
+    which takes from half a millisecond to some tens of them, so it is only asked before a write with fewer tasks.
+    """
+    context = context_of_thread(df.sparkSession)
+    plans = None if context is None else plans_of(df, context)
+    return plans is None or any(_calls_java(plan) or _reads_by_python(plan) for plan in plans)
+
+
+def _calls_java(plan: Any) -> bool:
+    found = {name.removesuffix("$") for name in _CLASS.findall(plan.toJSON())}
+    return any(
+        not name.startswith(_SPARKS) or name.startswith(_HIVES) or name.rpartition(".")[2] in _BY_NAME for name in found
+    )
+
+
+def _reads_by_python(plan: Any) -> bool:
+    return any(".python." in _reader(leaf) for leaf in leaves_of(plan))
+
+
+def _reader(leaf: Any) -> str:
+    """Return the class that reads a source, such as PythonTable; an empty text for a step that is no such source."""
+    kind = leaf.getClass().getSimpleName()
+    if kind == "StreamingDataSourceV2ScanRelation":
+        return str(leaf.stream().getClass().getName())
+    return str(leaf.table().getClass().getName()) if kind == "DataSourceV2Relation" else ""
 
 
 def with_fewer_tasks(df: DataFrame, like: DataFrame, source: Source, tasks_of_a_slot: int) -> DataFrame:

@@ -11,15 +11,24 @@ import pytest
 from pyspark import TaskContext
 from pyspark.ml.functions import array_to_vector, vector_to_array
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql.functions import array, col, lit, rand, udf
+from pyspark.sql.functions import array, col, concat, expr, lit, rand, udf
+from pyspark.sql.types import StructType
 from support.exactly_once_streams import await_markers
 from support.librdkafka import read_topic
+from support.pyspark_capabilities import FORMAT
 
 from spark_kafka_sink.common.batch_report import BatchReport
 from spark_kafka_sink.local import Admin
 from spark_kafka_sink.sink import kafka_sink, small_tasks
 from spark_kafka_sink.sink.kafka_sink import KafkaSink
-from spark_kafka_sink.sink.small_tasks import MOST_BYTES, SmallTasks, Source, source_of, with_fewer_tasks
+from spark_kafka_sink.sink.small_tasks import (
+    MOST_BYTES,
+    SmallTasks,
+    Source,
+    may_follow_tasks,
+    source_of,
+    with_fewer_tasks,
+)
 
 PARTITIONS = 60
 FEWER, FEWEST = 4, 2
@@ -169,6 +178,93 @@ def test_values_by_the_number_of_a_task_keep_the_tasks(
     stream = change(spark.readStream.schema("id LONG").parquet(str(tmp_path / "rows")))
     run_query(stream, lambda rows, _: found.append(source_of(rows, "orders").slots), tmp_path)
     assert found == [slots, slots]
+
+
+def by_reflection(column: str) -> Column:
+    return concat(expr("reflect('org.apache.spark.TaskContext', 'getPartitionId')"), lit("-"), col(column))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda rows: rows.select(by_reflection("id").alias("value")), True),
+        pytest.param(
+            lambda rows: rows.where(expr("try_reflect('java.util.UUID', 'randomUUID') > 'a'")),
+            True,
+            marks=FORMAT.needed,
+        ),
+        (lambda rows: rows.selectExpr("to_json(struct(*)) AS value").distinct(), False),
+        (lambda rows: rows.selectExpr("url_decode(CAST(id AS STRING)) AS value", "uuid() AS key"), False),
+        (lambda rows: rows.selectExpr("try_divide(id, 2) AS value", '\'{"class":"Mine"}\' AS key'), False),
+        (lambda rows: rows.groupBy((col("id") % 3).alias("id")).count(), False),
+    ],
+    ids=["reflect", "try_reflect", "structs", "functions of Spark", "a text that looks like a class", "groups"],
+)
+def test_functions_in_java_keep_the_tasks(
+    spark: SparkSession, tmp_path: Path, change: Callable[[DataFrame], DataFrame], expected: bool
+) -> None:
+    spark.range(5).write.parquet(str(tmp_path / "rows"))
+    found = [may_follow_tasks(change(spark.read.parquet(str(tmp_path / "rows"))))]
+
+    def look(rows: DataFrame, _: int) -> None:
+        found.append(may_follow_tasks(rows))
+        rows.collect()  # else a query with state fails: its state was not stored
+
+    run_query(change(spark.readStream.schema("id LONG").parquet(str(tmp_path / "rows"))), look, tmp_path)
+    assert found == [expected, expected]
+
+
+@FORMAT.needed
+def test_source_in_python_keeps_the_tasks(spark: SparkSession, tmp_path: Path) -> None:
+    """Bug: rows of a stream whose source made ids by `TaskContext.partitionId()` had equal ids in later batches."""
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition, SimpleDataSourceStreamReader
+
+    class Reader(DataSourceReader):
+        def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+            yield (1,)
+
+    class StreamReader(SimpleDataSourceStreamReader):
+        def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's
+            return {"at": 0}
+
+        def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[int]], dict[str, int]]:
+            return iter([(1,)]), {"at": 1}
+
+        def readBetweenOffsets(self, start: dict[str, int], end: dict[str, int]) -> Iterator[tuple[int]]:  # noqa: N802
+            return iter([(1,)])
+
+    class Counting(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "counting"
+
+        def schema(self) -> str:
+            return "id LONG"
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            return Reader()
+
+        def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:  # noqa: N802
+            return StreamReader()
+
+    spark.dataSource.register(Counting)
+    found = [may_follow_tasks(spark.read.format("counting").load())]
+    stream = spark.readStream.format("counting").load()
+    run_query(stream, lambda rows, _: found.append(may_follow_tasks(rows)), tmp_path)
+    assert found == [True, True]
+
+
+def test_ids_made_by_java_stay_unique(spark: SparkSession, sink: Any) -> None:
+    """Bug: Spark has no pattern for `reflect` in a plan. After a write of small tasks it gave the same number of a task
+    for several partitions, so that different rows got the same id; and a batch that came again had other rows.
+    """
+    sink_of_topic, reports, values = sink
+    tasks = 3 * FEWER
+    rows = spark.range(0, tasks, 1, tasks).select(lit("same").alias("id")).select(by_reflection("id").alias("value"))
+    for _ in range(2):
+        sink_of_topic.write(rows)
+    assert values() == sorted([b"%d-same" % task for task in range(tasks)] * 2)
+    assert [report.tasks for report in reports] == [tasks, tasks]
 
 
 def test_ids_of_the_number_of_the_task_stay_unique(spark: SparkSession, sink: Any) -> None:

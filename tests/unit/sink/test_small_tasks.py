@@ -166,7 +166,7 @@ def test_log_says_once_why_later_writes_have_fewer_tasks(
     first, second = caplog.messages
     assert first == (
         "The 200 tasks of a write to orders took 8 ms on average. The next writes have at most 4, unless they are"
-        " larger."
+        " larger, or call functions of yours."
     )
     assert " to topics of a column " in second
 
