@@ -234,7 +234,10 @@ class KafkaProducer:
         self, error_class: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close. After an error do not wait for records in flight."""
-        self.close(None if error is None else 0)
+        is_error = _is_error(error)
+        if is_error and self._accumulator.has_incomplete:
+            log.warning("%s ended the with block: records without an acknowledgement are dropped", type(error).__name__)
+        self.close(0 if is_error else None)
 
     @property
     def client_id(self) -> str:
@@ -549,6 +552,12 @@ class KafkaProducer:
             raise IllegalStateError(
                 f"This producer belongs to process {self._process_id}; after a fork each process makes its own."
             )
+
+
+def _is_error(end: BaseException | None) -> bool:
+    """Return whether a `with` block failed. `sys.exit(0)` and the end of a generator that holds it are none."""
+    is_exit = isinstance(end, SystemExit) and not end.code
+    return not (end is None or is_exit or isinstance(end, GeneratorExit))
 
 
 def _sender_of(producer: KafkaProducer, client: KafkaClient, idempotence: Idempotence | None) -> Sender:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeAlias
+from weakref import WeakSet
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -88,6 +89,8 @@ _ADVICE_BEFORE_VIEWS: Final = (
     else f" Tables with views of text, as those of Polars, need pyarrow 16, and this is {pa.__version__}."
 )
 _MOST_NAMES: Final = 20
+_READ: Final[WeakSet[Any]] = WeakSet()
+"""Readers whose rows a write has begun to read. A second one would find the rest of them, or none."""
 _INT32: Final = range(-(2**31), 2**31)
 
 
@@ -107,12 +110,19 @@ class Table:
             raise SchemaError(f"topic={topic!r:.100}: give the name of a topic, or topic_column='…'.")
         self._topic = topic
         self._reader = _reader_of(data)
+        if self._reader in _READ:
+            raise SchemaError(
+                "The data is a RecordBatchReader from which an earlier write has read rows, and it does not give them"
+                " again. Make another one of the same data, or give a table."
+            )
         self._structs = {field: names for field, names in names.items() if isinstance(names, (list, tuple))}
         for field in self._structs:
             _check_struct(self._reader.schema, field, self._structs[field], formatted)
         plain = {field: name for field, name in names.items() if field not in self._structs}
         self._fields = _chosen(self._reader.schema, topic, plain, formatted, has_value=VALUE in self._structs)
         self._formatted = formatted
+        used = {name for _, name in self._fields.values()}.union(*self._structs.values())
+        _refuse_objects(data, used)
 
     def type_of(self, field: str) -> pa.DataType:
         """Return the type of a field's column. Raises SchemaError if it has none."""
@@ -124,10 +134,15 @@ class Table:
         return schema.field(self._fields[field][0]).type
 
     def parts(self) -> Iterator[TablePart]:
-        """Yield the rows in their order. Errors of the stream are raised as they are."""
+        """Yield the rows in their order. Errors of the stream are raised as they are. Raises SchemaError for a batch
+        with other columns than the stream's.
+        """
         row = 0
+        schema = self._reader.schema
+        _READ.add(self._reader)
         with self._reader as batches:
             for batch in batches:
+                _check_same(schema, batch.schema, row)
                 columns = {
                     field: batch.column(index) if field in self._formatted else _plain(batch.column(index))
                     for field, (index, _) in self._fields.items()
@@ -307,6 +322,32 @@ def _reader_of(data: object) -> Any:
         f"The data is a {_type_name(data)}; give a table that has the Arrow PyCapsule interface (__arrow_c_stream__),"
         f" as those of pyarrow, Polars, DuckDB and pandas 2.2 have: {advice}."
     )
+
+
+def _check_same(schema: pa.Schema, given: pa.Schema, row: int) -> None:
+    """Refuse a batch of a Python generator whose columns are not the reader's. pyarrow does not compare them."""
+    if given.names == schema.names and given.types == schema.types:
+        return
+    raise SchemaError(
+        f"The batch that begins with row {row} has the columns {_typed(given)}, and its RecordBatchReader promises"
+        f" {_typed(schema)}: give every batch these columns, in this order."
+    )
+
+
+def _typed(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in [*schema][:_MOST_NAMES]) or "of no table"
+
+
+def _refuse_objects(data: Any, names: Collection[str]) -> None:
+    """Refuse Python objects in a Polars DataFrame, such as UUIDs: Polars gives their addresses in memory for bytes."""
+    if not type(data).__module__.startswith("polars"):
+        return
+    for name, data_type in getattr(data, "schema", {}).items():
+        if name in names and str(data_type) == "Object":
+            raise SchemaError(
+                f"The column '{name}' has Python objects (the Polars type Object), which are no bytes: make it text, by"
+                " map_elements(str, return_dtype=polars.String) for example."
+            )
 
 
 def _imported_stream(data: Any) -> Any:

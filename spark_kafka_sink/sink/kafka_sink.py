@@ -12,6 +12,7 @@ import spark_kafka_sink.sink.pyspark_versions  # noqa: F401 - raises if PySpark 
 # isort: split
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -147,12 +148,25 @@ class KafkaSink:
         self._row_config = self._config if schema is None else _for_rows(self._config, schema)
         """For tasks that get rows."""
         self._writer: PartitionWriter | FormattedWriter | None = None
+        self._thread: int | None = None
+        """Of `open`: the only one that may use the writer."""
+        self._attempt_id: int | None = None
+        """Of the task that called `open`. A sink in a broadcast is one object for several tasks."""
 
     def open(self, partition_id: int, epoch_id: int) -> bool:  # noqa: ARG002 - Spark's signature
         """Called by Spark before the rows of a partition. Always True: at-least-once skips no epoch."""
+        context = TaskContext.get()
+        attempt_id = None if context is None else context.taskAttemptId()
         if self._writer is not None:
             self._writer.abandon()
+            if attempt_id is not None and attempt_id == self._attempt_id:
+                self._writer = None
+                raise IllegalStateError(
+                    "open was called twice in one task, without close: the rows of the first one are not acknowledged."
+                    " Make a sink for each use, or call write_partition."
+                )
         self._writer = self._new_writer()
+        self._thread, self._attempt_id = threading.get_ident(), attempt_id
         return True
 
     def process(self, row: Row) -> None:
@@ -164,20 +178,26 @@ class KafkaSink:
                 "process was called before open. For a stream give Spark the sink itself: writeStream.foreach(sink)."
                 " For a batch use df.foreachPartition(sink.write_partition)."
             )
+        if self._thread != threading.get_ident():
+            raise IllegalStateError(
+                "process was called in another thread than open. Rows would be lost or mixed up. In threads of your own"
+                " call write_partition, which has a writer for each call."
+            )
         self._writer.add(row)
 
     def close(self, error: Exception | None) -> None:
         """Called by Spark after the last row. Waits until every row is acknowledged, and raises KafkaError if one is
         not. After an `error` it does not wait, so that this error fails the task.
         """
-        writer, self._writer = self._writer, None
+        writer = self._writer
         if writer is None:
             return
         if error is None:
-            writer.finish()
+            writer.finish()  # after its error a second call raises it again: the rows are not written
             writer.log_letters()
         else:
             writer.abandon()
+        self._writer = None
 
     def write_partition(self, rows: Iterable[Row]) -> None:
         """Write the rows of one partition of a DataFrame: `df.foreachPartition(sink.write_partition)`. Returns when

@@ -925,6 +925,29 @@ def test_leaving_after_an_error_does_not_wait() -> None:
     assert isinstance(future.exception(), ProducerClosedError)
 
 
+@pytest.mark.parametrize(
+    ("end", "is_error"),
+    [
+        (SystemExit(0), False),
+        (SystemExit(), False),
+        (GeneratorExit(), False),
+        (SystemExit(1), True),
+        (KeyboardInterrupt(), True),
+    ],
+    ids=repr,
+)
+def test_end_of_a_program_or_a_generator_is_no_error(
+    end: BaseException, is_error: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: `sys.exit(0)` in the with block dropped all records that were not acknowledged, and no line said so."""
+    producer = threaded_with_topic(TOPIC, **EXPIRES_AT_ONCE)
+    future = producer.send(TOPIC, b"v")
+    producer.__exit__(type(end), end, None)
+    assert isinstance(future.exception(), ProducerClosedError) is is_error
+    dropped = f"{type(end).__name__} ended the with block: records without an acknowledgement are dropped"
+    assert (dropped in caplog.messages) is is_error
+
+
 def test_producer_without_its_thread_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     producer = threaded()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import polars
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -317,6 +319,59 @@ def test_error_of_the_stream_is_raised_after_the_rows_before_it(error: BaseExcep
     with pytest.raises(type(error)) as raised:
         next(parts)
     assert raised.value is error
+
+
+PAIRS = pa.schema([("key", pa.string()), ("value", pa.string())])
+
+
+@pytest.mark.parametrize("read", [1, 2], ids=["in part", "whole"])
+@pytest.mark.parametrize("kind", ["reader of batches", "reader of a table"])
+def test_reader_that_was_read_is_refused(kind: str, read: int) -> None:
+    """Bug: a write that was repeated with the same reader, after an error or in the next transaction, wrote the rest of
+    its rows, or none, and reported success.
+    """
+    table = pa.table({"value": ["1", "2"]})
+    reader = pa.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=1))
+    if kind == "reader of a table":
+        reader = table.to_reader(max_chunksize=1)
+    parts = opened(reader).parts()
+    for _ in range(read):
+        next(parts)
+    with pytest.raises(SchemaError, match="from which an earlier write has read rows"):
+        opened(reader)
+    for _ in range(2):
+        assert values(opened(table)) == [b"1", b"2"], "a table may be written again"
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        pa.RecordBatch.from_pydict({"value": ["v"], "key": ["k"]}),
+        pa.RecordBatch.from_pydict({"id": ["1"], "key": ["k"], "value": ["v"]}),
+        pa.RecordBatch.from_pydict({"key": ["k"]}),
+        pa.RecordBatch.from_pydict({"key": [b"k"], "value": ["v"]}),
+    ],
+    ids=["another order", "one more", "one less", "another type"],
+)
+def test_batch_with_other_columns_than_its_reader_is_refused(second: pa.RecordBatch) -> None:
+    """Bug: a column was taken by its place in the reader's schema, so a batch in another order had its keys as values.
+    A batch with fewer columns ended in an IndexError.
+    """
+    first = pa.RecordBatch.from_pydict({"key": ["k"], "value": ["v"]})
+    parts = opened(pa.RecordBatchReader.from_batches(PAIRS, (batch for batch in (first, second)))).parts()
+    next(parts)
+    with pytest.raises(
+        SchemaError, match=r"begins with row 1 has the columns .* promises key \(string\), value \(string\)"
+    ):
+        next(parts)
+
+
+def test_python_objects_of_polars_are_refused() -> None:
+    """Bug: UUIDs in a Polars DataFrame went out as eight bytes: their addresses in memory."""
+    frame = polars.DataFrame({"key": [uuid.uuid4()], "value": ["v"]})
+    with pytest.raises(SchemaError, match=r"The column 'key' has Python objects \(the Polars type Object\)"):
+        opened(frame)
+    assert values(opened(frame, key=None)) == [b"v"]
 
 
 def test_table_without_rows_has_no_parts() -> None:

@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -202,9 +203,44 @@ def test_close_without_an_error_raises_the_deliverys() -> None:
     sink = BenchSink(ScriptedProducer(on_flush=lambda sent: sent[0].report(RecordTooLargeError("too large"))))
     sink.open(0, 7)
     sink.process(ROWS[0])
-    with pytest.raises(RecordTooLargeError):
-        sink.close(None)
+    for _ in range(2):  # Bug: the second one returned, as if the rows had been written
+        with pytest.raises(RecordTooLargeError):
+            sink.close(None)
+        assert sink.pool.lent == 0
+    sink.open(0, 8)
+    sink.process(ROWS[0])
+    sink.close(RuntimeError("mine"))
+    sink.close(None)
+
+
+def test_row_of_another_thread_is_refused() -> None:
+    """Bug: `process` in several threads at once lost rows, doubled some, and gave some the keys of others."""
+    sink = BenchSink()
+    sink.open(0, 7)
+    with (
+        ThreadPoolExecutor(1) as pool,
+        pytest.raises(IllegalStateError, match=r"in another thread than open.*call write_partition"),
+    ):
+        pool.submit(sink.process, ROWS[0]).result()
+    sink.process_all()
+    sink.close(None)
+    assert sum(sent.columns.num_rows for sent in sink.producer.sent) == len(ROWS)
+
+
+def test_second_open_in_a_task_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: two generators in a task that used one sink lost the rows of the first one, and the task succeeded."""
+    attempt_ids = iter([1, 2, 2, 2])
+    monkeypatch.setattr(TaskContext, "get", lambda: SimpleNamespace(taskAttemptId=lambda: next(attempt_ids)))
+    sink = BenchSink()
+    for _ in range(2):  # the first task has failed, and its sink, in a broadcast, was not closed
+        sink.open(0, 7)
+        sink.process_all()
+    with pytest.raises(IllegalStateError, match="open was called twice in one task"):
+        sink.open(1, 7)
     assert sink.pool.lent == 0
+    sink.open(1, 7)
+    sink.process_all()
+    sink.close(None)
 
 
 def test_second_open_returns_the_first_producer() -> None:
