@@ -387,7 +387,8 @@ PROBLEMS: Final[dict[str, Problem]] = {
     "decision-topic-lost": Problem(
         _FAULT,
         "The prefix was used before, and the topic with its decisions is missing.",
-        "Correct decision.topic, or restore {topic}. If it is lost, see docs/exactly-once.md on adopt.",
+        "Correct decision.topic, or restore {topic} with the last decision. If it is lost, see docs/exactly-once.md on"
+        " adopt.",
     ),
     "decision-topic-not-compacted": Problem(
         _FAULT,

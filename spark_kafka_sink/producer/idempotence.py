@@ -11,7 +11,7 @@ KIP-360).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -125,6 +125,7 @@ class PartitionSequences:
         if self.turn and oldest.leader_epoch != self._turn_epoch:
             self.turn = 0
         batch = self.in_flight[self.turn] if self.turn else oldest
+        batch.maybe_update_leader_epoch(oldest.leader_epoch)
         return oldest if batch.is_in_flight else batch
 
     def has_taken(self, batch: ProducerBatch) -> bool:
@@ -312,13 +313,18 @@ class ProducerIdentity:
 
     # ---- what became of a batch ------------------------------------------------------------------------------------
 
-    def handle_completed_batch(self, batch: ProducerBatch) -> None:
+    def handle_completed_batch(self, batch: ProducerBatch) -> Sequence[ProducerBatch]:
+        """Return the batches before it that the leader has too, in their order. It refused them as out of order, but
+        took `batch`, whose turn it was. They are queued to be sent again, which is not needed any more.
+        """
         entry = self.sequences[batch.topic_partition]
+        taken = entry.in_flight[: entry.turn] if entry.turn and entry.in_flight[entry.turn] is batch else ()
         entry.remove(batch)
         current = entry.producer
         # else the batch was given up, and the partition has begun a new epoch since
         if batch.producer_id == current.producer_id and batch.producer_epoch == current.epoch:
             entry.acknowledge(batch)
+        return taken
 
     def handle_split_batch(self, batch: ProducerBatch) -> None:
         """The parts of `batch` take its place in flight."""
@@ -360,7 +366,7 @@ class ProducerIdentity:
 
         A gap before the oldest batch in flight needs a new epoch if the leader has neither that batch nor any later
         one. If their answers were lost, the later ones say so: each is sent again in its turn, and if one is
-        acknowledged, the leader has all before it (`has_taken`). Under new numbers they would be duplicated. A gap
+        acknowledged, the leader has all before it. Under new numbers they would be duplicated. A gap
         before a later batch says nothing of the older ones, so the batch waits for its turn. A part of a split batch
         that was sent before may be out of order because the whole is in the log. The outcome of its records is not
         known, and under new numbers they would be duplicated.

@@ -220,7 +220,9 @@ class BatchOutcomes:
 
     def _complete(self, batch: ProducerBatch, outcome: PartitionOutcome, now_ms: int) -> None:
         if self._idempotence is not None:
-            self._idempotence.handle_completed_batch(batch)
+            for earlier in self._idempotence.handle_completed_batch(batch):  # callbacks keep the order of the records
+                self._accumulator.withdraw(earlier)
+                self._complete(earlier, PartitionOutcome(), now_ms)
         if not batch.is_done:
             self._metrics.batch_acknowledged(now_ms)
         self._acknowledge(batch, outcome)

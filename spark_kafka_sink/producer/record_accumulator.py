@@ -490,9 +490,7 @@ class RecordAccumulator:
     def drain(
         self, cluster: Cluster, nodes: Iterable[Node], max_size: int, leader_epoch_of: LeaderEpochs, now_ms: int
     ) -> dict[int, list[ProducerBatch]]:
-        """Return for each node batches of up to `max_size` expected bytes, at least one: closed, in order, with
-        sequences.
-        """
+        """Return the batches of each node, one or up to `max_size` expected bytes: closed, in order, with sequences."""
         drained: dict[int, list[ProducerBatch]] = {}
         for node in nodes:
             with self._lock:
@@ -518,7 +516,6 @@ class RecordAccumulator:
             batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
             if batch.attempts:
                 batch = self._rules.batch_in_turn(batch)
-                batch.maybe_update_leader_epoch(leader_epoch_of(topic_partition))
             if not batch.is_filled or (batch.attempts and batch.is_backing_off(now_ms)):
                 continue
             batch_size = self.sizes.on_wire(batch)
@@ -543,6 +540,11 @@ class RecordAccumulator:
             batch.mark_attempt(error, now_ms, retry_at_ms)
             self._queues.put_back(batch)
         batch.is_in_flight = False
+
+    def withdraw(self, batch: ProducerBatch) -> None:
+        """Remove a batch that was queued again, and need not be sent again."""
+        with self._lock:
+            self._queues[batch.topic_partition].take(batch)
 
     def split_and_reenqueue(self, batch: ProducerBatch, now_ms: int) -> list[ProducerBatch]:
         """Replace a batch that is too large for the broker by parts of at most half its size, in its place."""

@@ -74,8 +74,9 @@ def missing_topic(prefix: str, topic: str) -> IllegalStateError:
 
 def _ways_out(prefix: str, topic: str) -> str:
     return (
-        "Name the right decision.topic, or restore this one. If it is lost, look which batch is the last one"
-        " in the topics that the query writes, then let the query begin at the next batch of its checkpoint:"
+        "Name the right decision.topic, or restore this one from a copy with the last decision: an older copy has the"
+        " last batch written twice. If it is lost, look which batch is the last one in the topics that the query"
+        " writes, then let the query begin at the next batch of its checkpoint:"
         f" {operator_command('adopt', prefix, topic)}"
     )
 

@@ -128,26 +128,28 @@ class EndMarkers:
         abort of the batch then ends both. Also if a partition has lost rows of the batch: the next run writes them.
         `offsets`: `all_offsets` of the outcomes.
 
-        The partitions are asked only if readers cannot read exactly up to the batch, or if the batch has fewer records
-        than offsets: other producers write there too, or the topic was created again. Also if the batch begins the
-        partition, because readers of a new topic are at offset 0 as well.
+        The partitions are asked for open transactions only if readers cannot read exactly up to the batch, if the
+        partition ends before the batch does, or if the batch has fewer records than offsets: other producers write
+        there too, the topic was created again, or a leader was elected that lacks records. Also if the batch begins
+        the partition, because readers of a new topic are at offset 0 as well.
         """
         for place, (first, end, records) in offsets.items():
             if records > end - first:
                 raise _lost_rows(outcomes[0], place, "the batch")
-        stable = self._cluster.stable_ends(list(offsets)) if offsets else {}
-        for place in self._cluster.vanished([place for place in offsets if place not in stable]):
+        if not offsets:
+            return
+        stable, ends = self._cluster.stable_ends(list(offsets)), self._cluster.log_ends(list(offsets))
+        for place in self._cluster.vanished([place for place in offsets if place not in stable or place not in ends]):
             raise _lost_rows(outcomes[0], place, "the batch")
         unclear = [
             place
             for place, (first, end, records) in offsets.items()
-            if place in stable and (stable[place] != first or first == 0 or records < end - first)
+            if (place in stable and (stable[place] != first or first == 0 or records < end - first))
+            or ends.get(place, end) < end
         ]
         if not unclear:
             return
-        open_, ends = self._cluster.open_transactions(unclear), self._cluster.log_ends(unclear)
-        for place in self._cluster.vanished([place for place in unclear if place not in ends]):
-            raise _lost_rows(outcomes[0], place, "the batch")
+        open_ = self._cluster.open_transactions(unclear)
         lost: dict[str, tuple[TaskOutcome, TopicPartition]] = {}
         for outcome in outcomes:
             for topic, ranges in outcome.offsets.items():
@@ -156,7 +158,7 @@ class EndMarkers:
                     self._refuse_open_before(outcome, place, first, open_.get(place, {}))
                     assert outcome.written is not None
                     own = outcome.written.transaction
-                    if own.producer_id not in open_.get(place, (own.producer_id,)) or end > ends.get(place, end):
+                    if end > ends.get(place, end) or _lacks_rows(own, first, open_.get(place)):
                         lost.setdefault(own.transactional_id, (outcome, place))
         self._refuse_lost(lost)
 
@@ -440,6 +442,16 @@ def _next_producers(ended: Iterable[EndTxnOutcome]) -> dict[str, ProducerIdAndEp
         if each.error is not None:
             raise each.error
     return {each.transaction.transactional_id: each.producer for each in ended}
+
+
+def _lacks_rows(own: OpenTransaction, first: int, open_: OpenByProducer | None) -> bool:
+    """Return whether a partition lacks rows of an open transaction whose rows began at offset `first` (0: perhaps not
+    known): it is not open there, or begins later. `open_`: None if the driver may not see it.
+    """
+    if open_ is None:
+        return False
+    found = open_.get(own.producer_id)
+    return found is None or 0 < first < found.first_offset
 
 
 def _lost_rows(outcome: TaskOutcome, place: TopicPartition, whose: str) -> IllegalStateError:

@@ -41,6 +41,7 @@ from spark_kafka_sink.common.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_kafka_sink.common.open_transaction import NO_PRODUCER
+from spark_kafka_sink.producer.futures import RecordMetadata
 from spark_kafka_sink.producer.idempotence import MAX_EPOCH, ProducerIdentity
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.protocol.versions import ApiKey
@@ -474,6 +475,23 @@ def test_unanswered_batches_are_written_once_by_a_restarted_leader(count: int) -
     assert harness.values() == values(count + 2)
     assert {epoch for epoch, _ in stored(harness)} == {0}
     assert harness.memory_in_use == 0
+
+
+def test_callbacks_keep_the_order_of_the_records_after_a_restart_of_the_leader() -> None:
+    """The leader acknowledges the last batch first."""
+    harness = warm(ONE_EACH)
+    harness.cluster.on(ApiKey.PRODUCE, faults.lose_response(), times=5)
+    called: list[tuple[bytes, int]] = []
+    for value in values(5):
+
+        def note(made: RecordMetadata, error: KafkaError | None, value: bytes = value) -> None:
+            assert error is None
+            called.append((value, made.offset))
+
+        harness.producer.send(TOPIC, value, on_completion=note)
+    restarted(harness)
+    harness.run_for(60_000)
+    assert called == [*((value, -1) for value in values(4)), (b"4", 5)]
 
 
 @pytest.mark.parametrize("written", [1, 2, 3, 4])

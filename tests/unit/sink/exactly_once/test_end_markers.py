@@ -241,6 +241,49 @@ def test_topic_created_again_after_the_tasks_has_none_of_their_rows(
     driver.abort(batch_start, [outcome])
 
 
+def unclean_election(bench: CoordinatorBench, log_end: int) -> None:
+    """Elect a leader whose log ends there, and which knows no producer of later rows."""
+    log = bench.cluster.log("t", 0)
+    log.batches = [batch for batch in log.batches if batch.next_offset <= log_end]
+    log.open_transactions = {owner: first for owner, first in log.open_transactions.items() if first < log_end}
+    known = {batch.header.producer_id for batch in log.batches}
+    log.producers = {owner: state for owner, state in log.producers.items() if owner in known}
+    bench.cluster.move_leader("t", 0, 1)
+
+
+@pytest.mark.parametrize("kept", [0, 1], ids=["all of the batch", "its tail"])
+def test_rows_that_an_unclean_election_loses_are_noticed(bench: CoordinatorBench, kept: int) -> None:
+    """Bug: the new leader's log ended where the batch began. That is where readers wait for an open transaction, too:
+    the batch was committed without its rows, and without an error.
+    """
+    wrote_before(bench)
+    driver = driver_of(bench, "P")
+    outcome = reported(bench, driver.begin())
+    assert outcome.written is not None
+    first = outcome.offsets["t"][0][1]
+    bench.raw.write(outcome.written.transaction, PLACE, "second")
+    unclean_election(bench, first + kept)
+    outcome = replace(outcome, offsets={PLACE.topic: [[PLACE.partition, first, first + 2, 2]]})
+    with pytest.raises(IllegalStateError, match="not decided: t-0 has lost rows of P/0"):
+        driver.commit([outcome])
+
+
+def test_first_rows_of_a_task_that_an_unclean_election_loses_are_noticed(bench: CoordinatorBench) -> None:
+    """Bug: other producers had written as many rows as were lost, so that the offsets of the task fitted."""
+    wrote_before(bench)
+    driver = driver_of(bench, "P")
+    outcome = reported(bench, driver.begin())
+    assert outcome.written is not None
+    first = outcome.offsets["t"][0][1]
+    unclean_election(bench, first)
+    wrote_before(bench)
+    end = bench.cluster.log("t", 0).next_offset + 1
+    bench.raw.write(outcome.written.transaction, PLACE, "second")
+    outcome = replace(outcome, offsets={PLACE.topic: [[PLACE.partition, first, end, 2]]})
+    with pytest.raises(IllegalStateError, match="not decided: t-0 has lost rows of P/0"):
+        driver.commit([outcome])
+
+
 @pytest.mark.parametrize("others", [None, 0, 2], ids=["after the tasks", "between them", "with others' rows"])
 def test_batch_whose_rows_went_with_their_topic_is_not_decided(bench: CoordinatorBench, others: int | None) -> None:
     """Bug: the topic was deleted and created again during a batch. The batch was committed without the rows that were
