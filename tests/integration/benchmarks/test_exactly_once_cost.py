@@ -54,7 +54,7 @@ def steady(measured: dict[str, Any], tasks: int) -> list[dict[str, Any]]:
     return found
 
 
-LOOKS = 3
+LOOKS = 4
 """ListOffsets of a commit whose end markers are written when it looks first. Each further look is one more, and after
 the second one there is a DescribeTransactions.
 """
