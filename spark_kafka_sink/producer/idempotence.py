@@ -109,18 +109,19 @@ class PartitionSequences:
         self.turn = 0
 
     def pass_turn(self, batch: ProducerBatch) -> bool:
-        """Let the batch after `batch`, which is in turn, be sent again before it. Return False if there is none; the
-        turn is then the oldest batch's again.
+        """The leader has refused `batch`. The next batch in flight is sent again before it. Return False if there is
+        no next batch: then the oldest one is sent again first.
         """
         self.turn = (self.turn + 1) % len(self.in_flight)
         self._turn_epoch = batch.leader_epoch
         return self.turn > 0
 
     def batch_in_turn(self, oldest: ProducerBatch) -> ProducerBatch:
-        """Return the batch that is sent again next; `oldest` if that one is in flight, or the leader is another one.
+        """Return the batch to send again next. This is `oldest` if the other batch is in flight, or if the leader has
+        changed.
 
-        Another leader may not know the producer, and would take a later batch without the earlier ones. Brokers before
-        2.4 give no epochs, but refuse a producer that they do not know, so a later batch too.
+        A new leader may not know the producer. It would take a later batch without the earlier ones. Brokers before 2.4
+        give no epochs, but they refuse every batch of a producer that they do not know.
         """
         if self.turn and oldest.leader_epoch != self._turn_epoch:
             self.turn = 0
@@ -129,7 +130,9 @@ class PartitionSequences:
         return oldest if batch.is_in_flight else batch
 
     def has_taken(self, batch: ProducerBatch) -> bool:
-        """Return whether a leader has acknowledged a later batch, and so has taken this one: in their order only."""
+        """Return whether a leader has acknowledged a later batch. It takes batches only in their order, so it has this
+        batch, too.
+        """
         last = self.last_acked_sequence
         return last != NO_LAST_ACKED_SEQUENCE and batch.has_sequence and _is_after(last, batch.last_sequence)
 
@@ -295,7 +298,9 @@ class ProducerIdentity:
     def batch_in_turn(self, first: ProducerBatch) -> ProducerBatch:
         """Return the batch to send next of those that are sent again; `first` is the first one in its queue."""
         entry = self.sequences.get(first.topic_partition)
-        return first if entry is None or not entry.turn else entry.batch_in_turn(first)
+        if entry is None or entry.turn == 0:
+            return first
+        return entry.batch_in_turn(first)
 
     def on_drain(self, batch: ProducerBatch) -> None:
         if batch.has_sequence:
@@ -364,12 +369,12 @@ class ProducerIdentity:
         """Return whether to send `batch` again after `error` from its leader. The leader's log begins at
         `log_start_offset`, -1 if the answer does not say.
 
-        A gap before the oldest batch in flight needs a new epoch if the leader has neither that batch nor any later
-        one. If their answers were lost, the later ones say so: each is sent again in its turn, and if one is
-        acknowledged, the leader has all before it. Under new numbers they would be duplicated. A gap
-        before a later batch says nothing of the older ones, so the batch waits for its turn. A part of a split batch
-        that was sent before may be out of order because the whole is in the log. The outcome of its records is not
-        known, and under new numbers they would be duplicated.
+        A gap before the oldest batch in flight needs a new epoch if the leader has none of the batches in flight. If
+        answers were lost, it may have them, and under new numbers they would be duplicated. So each later batch is sent
+        again in its turn. If the leader acknowledges one, it has all batches before that one. A gap before a later
+        batch says nothing of the older ones, so the batch waits for its turn. A part of a split batch that was sent
+        before may be out of order because the whole is in the log. The outcome of its records is not known, and under
+        new numbers they would be duplicated.
         """
         if not isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError)):
             return error.retriable

@@ -555,9 +555,10 @@ class KafkaProducer:
 
 
 def _is_error(end: BaseException | None) -> bool:
-    """Return whether a `with` block failed. `sys.exit(0)` and the end of a generator that holds it are none."""
-    is_exit = isinstance(end, SystemExit) and not end.code
-    return not (end is None or is_exit or isinstance(end, GeneratorExit))
+    """Return whether a `with` block failed. `sys.exit(0)` is no failure, nor is the end of a generator around it."""
+    if isinstance(end, SystemExit):
+        return bool(end.code)
+    return end is not None and not isinstance(end, GeneratorExit)
 
 
 def _sender_of(producer: KafkaProducer, client: KafkaClient, idempotence: Idempotence | None) -> Sender:

@@ -335,7 +335,7 @@ def _check_same(schema: pa.Schema, given: pa.Schema, row: int) -> None:
 
 
 def _typed(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} ({field.type})" for field in [*schema][:_MOST_NAMES]) or "of no table"
+    return ", ".join(f"{field.name} ({field.type})" for field in [*schema][:_MOST_NAMES]) or "none"
 
 
 def _refuse_objects(data: Any, names: Collection[str]) -> None:

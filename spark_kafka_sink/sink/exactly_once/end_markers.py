@@ -445,8 +445,9 @@ def _next_producers(ended: Iterable[EndTxnOutcome]) -> dict[str, ProducerIdAndEp
 
 
 def _lacks_rows(own: OpenTransaction, first: int, open_: OpenByProducer | None) -> bool:
-    """Return whether a partition lacks rows of an open transaction whose rows began at offset `first` (0: perhaps not
-    known): it is not open there, or begins later. `open_`: None if the driver may not see it.
+    """Return whether rows of a task's open transaction are missing in a partition. They began at offset `first` (0: it
+    may be unknown). They are missing if the transaction is not open in the partition, or begins later there. `open_` is
+    None if the driver may not see the partition's transactions.
     """
     if open_ is None:
         return False
