@@ -145,15 +145,17 @@ class TopicReader:
         """(producer id, epoch) of each aborted transaction whose marker was read, at any isolation level."""
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """Return the topic's partitions. If it does not appear within the limit, this raises
-        UnknownTopicOrPartitionError, or KafkaTimeoutError if no broker was reached.
+        """Return the topic's partitions. If it does not appear within the limit, or brokers do not name it for 10 s,
+        this raises UnknownTopicOrPartitionError, or KafkaTimeoutError if no broker was reached.
         """
         self._metadata.add_topics([topic])
         patience = _Patience(self._clock, self._timeout_ms)
+        absence = TopicAbsence(self._metadata, self._clock)
         while not (infos := self._metadata.fetch().partitions_for_topic(topic)):
             if patience.timer.is_expired:
                 raise self._not_found(topic)
-            self._client.await_metadata_update(patience.timer)
+            if self._client.await_metadata_update(patience.timer):
+                absence.check([topic])
         return [TopicPartition(topic, info.partition) for info in infos]
 
     def offsets(

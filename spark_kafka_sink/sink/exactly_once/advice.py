@@ -72,11 +72,26 @@ def missing_topic(prefix: str, topic: str) -> IllegalStateError:
     )
 
 
+def copied_topic(prefix: str, topic: str, then: str, now: str, last_batch_id: int | None) -> IllegalStateError:
+    """Return the error for records that were written into a topic with the id `then`, and are in one with the id `now`.
+    `last_batch_id`: of the last decision in it.
+    """
+    last = "it has no decision" if last_batch_id is None else f"its last decision is on batch {last_batch_id}"
+    known = "" if last_batch_id is None else f" after batch {last_batch_id}"
+    return IllegalStateError(
+        f"decision.topic={topic} is a copy for transactional.id.prefix={prefix!r}: its records were written into a"
+        f" topic with the id {then}, and this one has the id {now}. It was restored, or it is a mirror in another"
+        f" cluster. For this prefix {last}. If the copy lacks a later decision, that batch would be written twice. Look"
+        f" which batch is the last one in the topics that the query writes. If no batch{known} is there, let the query"
+        f" go on: {operator_command('adopt', prefix, topic)}"
+    )
+
+
 def _ways_out(prefix: str, topic: str) -> str:
     return (
-        "Name the right decision.topic, or restore this one from a copy with the last decision: an older copy has the"
-        " last batch written twice. If it is lost, look which batch is the last one in the topics that the query"
-        " writes, then let the query begin at the next batch of its checkpoint:"
+        "Name the right decision.topic, or restore this one from a copy with the last decision. If it is lost, look"
+        " which batch is the last one in the topics that the query writes, then let the query begin at the next batch"
+        " of its checkpoint:"
         f" {operator_command('adopt', prefix, topic)}"
     )
 

@@ -48,7 +48,7 @@ from spark_kafka_sink.network.tls_context import FileStates, are_renewed, file_s
 from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 from spark_kafka_sink.record.decoder import DecodedRecord
 from spark_kafka_sink.record.partitioning import partition_for_key
-from spark_kafka_sink.sink.exactly_once.advice import lost_decisions, missing_topic
+from spark_kafka_sink.sink.exactly_once.advice import copied_topic, lost_decisions, missing_topic
 from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, first_use_key, task_id
 from spark_kafka_sink.sink.exactly_once.protocol import USABLE_SHARE, ExactlyOnceDriver, PrefixRecords
 from spark_kafka_sink.sink.exactly_once.query_names import QueryNames, names_key
@@ -198,6 +198,22 @@ class KafkaDriverCluster:
     def lost_decisions(self) -> KafkaError:
         return lost_decisions(self._prefix, self.place.topic, self._partitions)
 
+    def copied(self, records: PrefixRecords) -> KafkaError | None:
+        record = records.decision or records.first_use
+        if record is None or not record.topic_id:
+            return None
+        with self._gone_topic():  # asks, because this process may know the topic from before it was made again
+            self._client.creation.count(self.place.topic, self._timer())
+        if self._topic_id in {"", record.topic_id}:
+            return None
+        last = None if records.decision is None else records.decision.batch_id
+        return copied_topic(self._prefix, self.place.topic, record.topic_id, self._topic_id, last)
+
+    @property
+    def _topic_id(self) -> str:
+        """The id of the decision topic, as far as it is known. Brokers that are older than topic ids have none."""
+        return str(self._client.creation.cluster.topic_ids.get(self.place.topic, ""))
+
     def write_first_use(self, *, is_adopted: bool) -> None:
         if self._is_one_off:
             return
@@ -207,7 +223,7 @@ class KafkaDriverCluster:
             SystemClock().wall_ms(),
             self._partitions,
             0 if info is None else len(info.replicas),
-            str(cluster.topic_ids.get(topic, "")),
+            self._topic_id,
             is_adopted,
         )
         with self._gone_topic():
@@ -216,10 +232,14 @@ class KafkaDriverCluster:
 
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> int:
         is_over = self._is_one_off and decision.is_finished
-        value = None if is_over else decision.to_bytes()
+        value = None if is_over else replace(decision, topic_id=self._topic_id).to_bytes()
+        # under version 1 a leader cannot tell this record from one that was written in the same epoch before
+        is_sure = transaction.transaction_version >= 2 or sequence > 0
+        least = 0 if is_sure else self.log_ends([self.place]).get(self.place, 0)
         try:
             with self._gone_topic():
-                return self._client.writer.write(transaction, self.place, self._key, value, sequence, self._timer())
+                writer = self._client.writer
+                offset = writer.write(transaction, self.place, self._key, value, sequence, self._timer())
         except RecordTooLargeError as error:
             raise RecordTooLargeError(
                 f"Batch {decision.batch_id} under transactional.id.prefix={self._key.decode()!r} is not decided: a"
@@ -227,6 +247,13 @@ class KafkaDriverCluster:
                 f" Raise max.message.bytes of that topic (a new one has {DECISION_TOPIC_CONFIGS['max.message.bytes']}),"
                 " or write fewer partitions (coalesce)."
             ) from error
+        if 0 <= offset < least:
+            raise IllegalStateError(
+                f"Batch {decision.batch_id} under transactional.id.prefix={self._key.decode()!r} is not decided:"
+                f" {self.place} has taken its decision for the one at offset {offset}. Records of __transaction_state"
+                f" were lost, and {transaction} has written before. The batch must run again."
+            )
+        return offset
 
     def end(self, transactions: Sequence[OpenTransaction], *, committed: bool) -> list[EndTxnOutcome]:
         timer = self._client.timer(self._config.delivery_timeout_ms)

@@ -15,7 +15,7 @@ Decides only: every request goes through the `MarkersCluster`. No state. One thr
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from spark_kafka_sink.admin.transaction_values import (
@@ -123,10 +123,12 @@ class EndMarkers:
 
     # ---- before a batch is decided ---------------------------------------------------------------------------------
 
-    def check_rows(self, outcomes: Sequence[TaskOutcome], offsets: Mapping[TopicPartition, PartitionOffsets]) -> None:
+    def check_rows(
+        self, outcomes: Sequence[TaskOutcome], offsets: Mapping[TopicPartition, PartitionOffsets]
+    ) -> Collection[TopicPartition]:
         """Raise IllegalStateError if the end of a task's transaction would end records of an earlier one, too: the
         abort of the batch then ends both. Also if a partition has lost rows of the batch: the next run writes them.
-        `offsets`: `all_offsets` of the outcomes.
+        `offsets`: `all_offsets` of the outcomes. Return the partitions of them that the driver may describe.
 
         The partitions are asked for open transactions only if readers cannot read exactly up to the batch, if the
         partition ends before the batch does, or if the batch has fewer records than offsets: other producers write
@@ -137,7 +139,7 @@ class EndMarkers:
             if records > end - first:
                 raise _lost_rows(outcomes[0], place, "the batch")
         if not offsets:
-            return
+            return ()
         stable, ends = self._cluster.stable_ends(list(offsets)), self._cluster.log_ends(list(offsets))
         for place in self._cluster.vanished([place for place in offsets if place not in stable or place not in ends]):
             raise _lost_rows(outcomes[0], place, "the batch")
@@ -148,7 +150,7 @@ class EndMarkers:
             or ends.get(place, end) < end
         ]
         if not unclear:
-            return
+            return stable.keys()
         open_ = self._cluster.open_transactions(unclear)
         lost: dict[str, tuple[TaskOutcome, TopicPartition]] = {}
         for outcome in outcomes:
@@ -161,6 +163,27 @@ class EndMarkers:
                     if end > ends.get(place, end) or _lacks_rows(own, first, open_.get(place)):
                         lost.setdefault(own.transactional_id, (outcome, place))
         self._refuse_lost(lost)
+        return stable.keys()
+
+    def check_added(
+        self,
+        outcomes: Sequence[TaskOutcome],
+        seen: Collection[TopicPartition],
+        described: Mapping[str, TransactionDescription | None],
+    ) -> None:
+        """Raise IllegalStateError if a transaction does not have a partition that its task wrote, of those in `seen`.
+
+        Its coordinator has lost records of __transaction_state then, and has given the task the producer id and epoch
+        of an earlier attempt once more. The leader of the partition has taken the rows for those of that attempt.
+        """
+        for outcome in outcomes:
+            found = None if outcome.written is None else described.get(outcome.written.transaction.transactional_id)
+            if found is None:
+                continue
+            for topic, ranges in outcome.offsets.items():
+                for place in {TopicPartition(topic, partition) for partition, *_ in ranges} & set(seen):
+                    if place not in found.topic_partitions:
+                        raise _unknown_rows(outcome, place, found.transactional_id)
 
     def _refuse_lost(self, lost: Mapping[str, tuple[TaskOutcome, TopicPartition]]) -> None:
         """Refuse rows that are open for their coordinator and not in their partition. Others were ended, by a timeout
@@ -460,6 +483,14 @@ def _lost_rows(outcome: TaskOutcome, place: TopicPartition, whose: str) -> Illeg
         f"Batch {outcome.batch_id} is not decided: {place} has lost rows of {whose} that it had acknowledged. The topic"
         " was deleted during the batch (if it was not created again, create it), or a replica that was not in sync"
         " became the leader (unclean.leader.election.enable). The batch must run again: that writes all its rows."
+    )
+
+
+def _unknown_rows(outcome: TaskOutcome, place: TopicPartition, name: str) -> IllegalStateError:
+    return IllegalStateError(
+        f"Batch {outcome.batch_id} is not decided: the coordinator of {name} does not know that it has written into"
+        f" {place}. Records of __transaction_state were lost, and {place} may have taken the rows for those of an"
+        " earlier attempt. The batch must run again."
     )
 
 

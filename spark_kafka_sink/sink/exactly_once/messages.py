@@ -79,7 +79,8 @@ class Decision:
     batch, even if rows of it are not in Kafka. `fingerprint` is that of all rows (record/fingerprint.py), None in a
     record of version 1; `topic` is the sink's option `topic`, None if the rows name their topics or the version is 1.
     `ends` has, for each partition, the offset after the batch's last record. It has no partition where a broker did not
-    return offsets. It is empty once `is_finished`, and in decisions that an earlier release wrote.
+    return offsets. It is empty once `is_finished`, and in decisions that an earlier release wrote. `topic_id` is that
+    of the decision topic into which the record was written, empty if it is not known. A copy of the topic has another.
     """
 
     batch_id: int
@@ -93,6 +94,7 @@ class Decision:
     fingerprint: int | None = None
     topic: str | None = None
     ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    topic_id: str = ""
 
     def finished(self) -> Decision:
         return replace(self, tasks=(), ends={}, is_finished=True)
@@ -116,6 +118,8 @@ class Decision:
             content["ends"] = _by_topic((*place, end) for place, end in self.ends.items())
         if self.is_accepted:
             content["accepted"] = True
+        if self.topic_id:
+            content["topic_id"] = self.topic_id
         if self.fingerprint is not None:
             # as text: readers of JSON may read a 64-bit number as a float
             content |= {"fingerprint": f"{self.fingerprint:016x}", "topic": self.topic}
@@ -151,6 +155,7 @@ def _decision(content: dict[str, Any], prefix: str) -> Decision:
             for topic, ends in content.get("ends", {}).items()
             for partition, end in ends
         },
+        _text(content.get("topic_id", "")),
     )
 
 

@@ -77,8 +77,8 @@ class Operator:
 
     def finish(self, prefix: str) -> None:
         """Commit the batch decided last if it is not committed, abort undecided transactions, and show those that stay
-        open. Raises IllegalStateError if transactions are open and nothing was decided: the decision may be in another
-        topic.
+        open. Raises IllegalStateError if transactions are open and nothing was decided, because the decision may be in
+        another topic; and, as `abort` and `accept`, for a copy of the decision topic, which may lack the last decision.
         """
         cluster = self._used(prefix)
         if left := [name for name in self._ongoing(prefix) if name != driver_id(prefix)]:
@@ -105,18 +105,21 @@ class Operator:
         """Let the query go on after the batch decided last, whatever its rows are then. Of a batch that is not
         finished, all transactions that can still be committed are.
 
-        Raises IllegalStateError if nothing was decided, and if a coordinator did not say what became of a
-        transaction, or may not be asked.
+        Raises IllegalStateError if nothing was decided, for a copy of the decision topic, and if a coordinator did not
+        say what became of a transaction, or may not be asked.
         """
         cluster = self._used(prefix)
         driver = self._fenced(prefix)
-        last = cluster.last_decision()
+        records = cluster.last_records()
+        if (copied := cluster.copied(records)) is not None:
+            raise copied
+        last = records.decision
         if last is None:
             raise IllegalStateError(
                 f"No batch of {prefix} is decided in {cluster.place.topic}: there is nothing to accept."
             )
         if last.is_finished:
-            self._write(cluster, driver, replace(last, is_accepted=True))
+            self._write(cluster, driver, replace(last.finished(), is_accepted=True))
             self._say(
                 f"Batch {last.batch_id} stays as it was committed. The query goes on after it, and skips it whatever"
                 " its rows are then."
@@ -130,7 +133,7 @@ class Operator:
                     " when the coordinator answers."
                 ) from each.error
         committed = [each for each in ended if each.error is None]
-        self._write(cluster, driver, replace(last, is_accepted=len(committed) < len(last.tasks)))
+        self._write(cluster, driver, replace(last.finished(), is_accepted=len(committed) < len(last.tasks)))
         self._say(
             f"Batch {last.batch_id} is closed: {len(committed)} of {len(last.tasks)} transactions are known to be"
             " committed. The query goes on after it."
@@ -149,38 +152,49 @@ class Operator:
             is_adopted=True
         )  # first: a prefix with neither looks as if it had lost both
         if last is not None:
-            self._write(cluster, driver, last)
+            self._write(cluster, driver, last.finished())
         self._say(f"{prefix} is free.")
 
     def adopt(self, prefix: str) -> None:
-        """Let the query of a prefix without a decision begin at any batch. Creates the decision topic if
-        it is missing. Raises IllegalStateError if there is a decision, or a transaction of a task is open.
+        """Let the query of a prefix without a decision begin at any batch. Creates the decision topic if it is missing.
+        In a copy of the decision topic, let the query go on after its last decision.
+
+        Raises IllegalStateError if the topic is no copy and there is a decision, or a transaction of a task is open.
         """
         timer = self._client.timer(self._config.producer.max_block_ms)
         create_decision_topic(self._client, self._config.decision_topic, timer)
         cluster = self._cluster(prefix)
-        self._fenced(prefix)  # no driver decides from here on
-        last = cluster.last_decision()
-        if last is not None:
-            _check_finished(last, prefix)
-            raise IllegalStateError(
-                f"{prefix} has a decision in {cluster.place.topic}, on batch {last.batch_id}: the query goes on after"
-                " that batch, and there is nothing to adopt. Nothing was changed. To let another query begin under this"
-                f" prefix: {operator_command('forget', prefix, cluster.place.topic)}"
-            )
-        if left := [name for name in self._ongoing(prefix) if name != driver_id(prefix)]:
-            raise IllegalStateError(
-                f"{len(left)} transactions of {prefix} are open, and may be decided in another topic. Nothing was"
-                " changed. If they are not, abort them first:"
-                f" {operator_command('abort', prefix, cluster.place.topic)}"
-            )
+        driver = self._fenced(prefix)  # no driver decides from here on
+        records = cluster.last_records()
+        last = records.decision
+        if cluster.copied(records) is None:
+            self._refuse_known(prefix, cluster.place.topic, last)
         cluster.write_first_use(is_adopted=True)
+        if last is not None:
+            self._write(cluster, driver, last)
+            self._say(f"{prefix} is adopted: its query goes on after batch {last.batch_id}, the last one decided here.")
+            return
         self._say(f"{prefix} is adopted: its query begins at the next batch of its checkpoint.")
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _say(self, line: str) -> None:
         print(for_stream(line, self._out), file=self._out)
+
+    def _refuse_known(self, prefix: str, topic: str, last: Decision | None) -> None:
+        """Raise IllegalStateError if there is a decision, or there may be one on transactions that are open."""
+        if last is not None:
+            _check_finished(last, prefix)
+            raise IllegalStateError(
+                f"{prefix} has a decision in {topic}, on batch {last.batch_id}: the query goes on after that batch, and"
+                " there is nothing to adopt. Nothing was changed. To let another query begin under this prefix:"
+                f" {operator_command('forget', prefix, topic)}"
+            )
+        if left := [name for name in self._ongoing(prefix) if name != driver_id(prefix)]:
+            raise IllegalStateError(
+                f"{len(left)} transactions of {prefix} are open, and may be decided in another topic. Nothing was"
+                f" changed. If they are not, abort them first: {operator_command('abort', prefix, topic)}"
+            )
 
     def _settle(self, prefix: str) -> list[str]:
         """Commit what is decided, abort the rest. Return what could not be ended."""
@@ -227,7 +241,7 @@ class Operator:
         return driver.fence()
 
     def _write(self, cluster: KafkaDriverCluster, driver: OpenTransaction, decision: Decision) -> None:
-        cluster.write_decision(driver, decision.finished(), 0)
+        cluster.write_decision(driver, decision, 0)
         (ended,) = cluster.end([driver], committed=True)
         if ended.error is not None:
             raise ended.error

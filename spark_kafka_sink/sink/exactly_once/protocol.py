@@ -55,6 +55,8 @@ USABLE_SHARE: Final = 0.8
 """The most of transaction.timeout.ms that may be over when the batch is decided. The rest must be enough for the
 commit, and for a restart if the driver dies during it.
 """
+Descriptions = Mapping[str, TransactionDescription | None]
+"""By transactional id."""
 _STAYS_OPEN: Final = frozenset({EndTxnStatus.REFUSED, EndTxnStatus.UNRESOLVED})
 
 
@@ -89,6 +91,10 @@ class DriverCluster(MarkersCluster, Protocol):
 
     def lost_decisions(self) -> KafkaError:
         """Return the error for a prefix that was used before and has no record in the decision topic."""
+        ...
+
+    def copied(self, records: PrefixRecords) -> KafkaError | None:
+        """Return the error for records that were written into another topic than this one, which is a copy of it."""
         ...
 
     def write_first_use(self, *, is_adopted: bool) -> None:
@@ -259,13 +265,13 @@ class ExactlyOnceDriver:
             ends={place: each.end for place, each in offsets.items()},
         )
         driver = first.batch_start.driver
-        self._end_markers.check_rows(outcomes, offsets)
+        seen = self._end_markers.check_rows(outcomes, offsets)
         if not tasks:
             if not first.batch_start.needs_trace(first.query_id):
                 return Committed(None, False, None)
             return Committed(decision.finished(), False, self._note_finished(driver, decision, 0))
         offset = self._cluster.write_decision(driver, decision, 0)
-        self._verify(driver, decision)
+        self._end_markers.check_added(outcomes, seen, self._verify(driver, decision))
         (decided,) = self._cluster.end([driver], committed=True)
         driver = self._next_driver(driver, decided, decision)
         decided_ms = self._wall_ms()
@@ -340,12 +346,14 @@ class ExactlyOnceDriver:
         return OpenTransaction.of(self._name, producer, self._cluster.transaction_version())
 
     def _read_records(self) -> PrefixRecords:
-        """Read the records of the prefix. Raises IllegalStateError if none exists: every driver has left a record
-        before it began.
+        """Read the records of the prefix. Raises IllegalStateError if none exists, because every driver has left a
+        record before it began; and if they come from a copy of the decision topic.
         """
         found = self._cluster.last_records()
         if found == PrefixRecords(None, None) and not self._is_operator:
             raise self._cluster.lost_decisions()
+        if (copied := self._cluster.copied(found)) is not None:
+            raise copied
         return found
 
     def _abort_late_attempts(
@@ -398,9 +406,9 @@ class ExactlyOnceDriver:
                 " kafka.transaction.timeout.ms makes this rarer."
             )
 
-    def _verify(self, driver: OpenTransaction, decision: Decision) -> None:
-        """Check that every transaction is as its task left it, and young enough. Called while the decision is written
-        and not committed, so that only the brokers' clocks tell the ages.
+    def _verify(self, driver: OpenTransaction, decision: Decision) -> Descriptions:
+        """Check that every transaction is as its task left it, and young enough. Return them. Called while the decision
+        is written and not committed, so that only the brokers' clocks tell the ages.
         """
         ids = [driver.transactional_id, *(task.transaction.transactional_id for task in decision.tasks)]
         described = self._cluster.describe(ids)
@@ -412,21 +420,8 @@ class ExactlyOnceDriver:
                 f" batch {decision.batch_id} is not decided here."
             )
         for task in decision.tasks:
-            found = described[task.transaction.transactional_id]
-            if found is None or not _is_open(found, task.transaction):
-                state = "unknown" if found is None else f"{found.state.value} in epoch {found.producer_epoch}"
-                raise IllegalStateError(
-                    f"Batch {decision.batch_id} is not decided: {task.transaction} of partition {task.partition} is"
-                    f" {state}. It timed out, or a late attempt of the task took its place; the batch must run again."
-                    f" If it times out each time: {timeout_advice(decision.query_id, found and found.timeout_ms)}"
-                )
-            age_ms = own.start_time_ms - (found.start_time_ms or 0)
-            if age_ms > USABLE_SHARE * found.timeout_ms:
-                raise IllegalStateError(
-                    f"Batch {decision.batch_id} is not decided: {task.transaction} of partition {task.partition} is"
-                    f" open for {age_ms} ms, more than 80 % of its timeout."
-                    f" {timeout_advice(decision.query_id, found.timeout_ms)}"
-                )
+            _check_left_open(decision, task, described[task.transaction.transactional_id], own.start_time_ms)
+        return described
 
     def _note_finished(self, driver: OpenTransaction, decision: Decision, sequence: int) -> OpenTransaction:
         """Write that the batch is committed. A later start then need not ask for transactions and markers, which the
@@ -541,6 +536,26 @@ def goes_on(held: ProducerIdAndEpoch | None, driver: OpenTransaction) -> bool:
     False if its coordinator has forgotten the id, and has given another producer id: another driver may have decided.
     """
     return held is not None and held.producer_id == driver.producer_id
+
+
+def _check_left_open(
+    decision: Decision, task: TaskTransaction, found: TransactionDescription | None, start_ms: int
+) -> None:
+    """Raise IllegalStateError if the transaction is not as its task left it, or was too old at `start_ms`."""
+    if found is None or not _is_open(found, task.transaction):
+        state = "unknown" if found is None else f"{found.state.value} in epoch {found.producer_epoch}"
+        raise IllegalStateError(
+            f"Batch {decision.batch_id} is not decided: {task.transaction} of partition {task.partition} is"
+            f" {state}. It timed out, or a late attempt of the task took its place; the batch must run again."
+            f" If it times out each time: {timeout_advice(decision.query_id, found and found.timeout_ms)}"
+        )
+    age_ms = start_ms - (found.start_time_ms or 0)
+    if age_ms > USABLE_SHARE * found.timeout_ms:
+        raise IllegalStateError(
+            f"Batch {decision.batch_id} is not decided: {task.transaction} of partition {task.partition} is"
+            f" open for {age_ms} ms, more than 80 % of its timeout."
+            f" {timeout_advice(decision.query_id, found.timeout_ms)}"
+        )
 
 
 def _raise_refusal(outcomes: Iterable[EndTxnOutcome]) -> None:

@@ -183,7 +183,13 @@ class ExactlyOnceTask:
         would abort the transaction of a task of the same name, which may be decided. `found`: the driver's id.
         """
         batch_start, identity = self._batch_start, self._identity
-        if found is None or found.state is not TransactionState.EMPTY or found.producer != batch_start.driver.producer:
+        if found is None:
+            raise IllegalStateError(
+                f"Attempt {identity.attempt} of partition {identity.partition} cannot write batch {identity.batch_id}:"
+                f" the brokers have forgotten {batch_start.driver.transactional_id}. Raise their"
+                " transactional.id.expiration.ms above the time that a batch takes."
+            )
+        if found.state is not TransactionState.EMPTY or found.producer != batch_start.driver.producer:
             raise ProducerFencedError(
                 f"Attempt {identity.attempt} of partition {identity.partition} comes too late for batch"
                 f" {identity.batch_id}: its driver, {batch_start.driver}, has decided, given up, or been replaced."

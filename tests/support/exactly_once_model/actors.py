@@ -154,6 +154,9 @@ class ModelDriverCluster:
     def lost_decisions(self) -> KafkaError:
         return lost_decisions(PREFIX, PLACE.topic, 1)
 
+    def copied(self, records: PrefixRecords) -> KafkaError | None:
+        return None  # no fault of the model makes a copy
+
     def write_first_use(self, *, is_adopted: bool) -> None:
         first_use = FirstUse.from_bytes(
             FirstUse(self.world.now_ms, 1, 1, is_adopted=is_adopted).to_bytes(), "the model"

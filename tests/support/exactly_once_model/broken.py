@@ -22,7 +22,7 @@ from spark_kafka_sink.sink.exactly_once.messages import (
     TaskTransaction,
     task_id,
 )
-from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver, PrefixRecords
+from spark_kafka_sink.sink.exactly_once.protocol import Committed, Descriptions, ExactlyOnceDriver, PrefixRecords
 from spark_kafka_sink.sink.exactly_once.task import Describe, ExactlyOnceTask, TaskIdentity
 
 
@@ -181,8 +181,8 @@ class RemembersWhatIsForgotten(World):
 
 
 class Unverifying(ExactlyOnceDriver):
-    def _verify(self, driver: OpenTransaction, decision: Decision) -> None:
-        pass
+    def _verify(self, driver: OpenTransaction, decision: Decision) -> Descriptions:
+        return {}
 
 
 class DecidesUnseen(World):
@@ -306,8 +306,10 @@ class WaitsForTimeouts(World):
 
 
 class _OnlyAfterwards(EndMarkers):
-    def check_rows(self, outcomes: Sequence[TaskOutcome], offsets: Mapping[TopicPartition, PartitionOffsets]) -> None:
-        pass
+    def check_rows(
+        self, outcomes: Sequence[TaskOutcome], offsets: Mapping[TopicPartition, PartitionOffsets]
+    ) -> Sequence[TopicPartition]:
+        return ()
 
 
 class _NoMarkers(_OnlyAfterwards):

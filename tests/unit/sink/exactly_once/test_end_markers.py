@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -219,6 +220,38 @@ def test_rows_that_went_in_the_middle_of_a_task_are_lost(bench: CoordinatorBench
     outcome = replace(outcome, offsets={PLACE.topic: [[PLACE.partition, 0, end, 2]]})
     with pytest.raises(IllegalStateError, match="not decided: t-0 has lost rows of P/0"):
         driver.commit([outcome])
+
+
+def test_partition_that_its_coordinator_lost_is_not_committed(bench: CoordinatorBench) -> None:
+    """Bug: __transaction_state was set back, and a task wrote in the epoch of an earlier attempt. The leader took the
+    rows for those of that attempt, and these were committed.
+    """
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    outcome = reported(bench, batch_start)
+    bench.cluster.transactions.transactions["P/0"].partitions.discard(PLACE)
+    with pytest.raises(IllegalStateError, match="coordinator of P/0 does not know that it has written into t-0"):
+        driver.commit([outcome])
+    assert driver.abort(batch_start, [outcome])
+
+
+def test_decision_that_is_taken_for_an_earlier_one_is_noticed() -> None:
+    """Bug: the coordinator of a driver was set back, and gave it the epoch of the batch before. Under version 1 the
+    leader took the decision for that batch's, and this batch was committed without a decision.
+    """
+    bench = CoordinatorBench(version=1)
+    driver = driver_of(bench, "P")
+    driver.begin()
+    before = copy.deepcopy(bench.cluster.transactions.transactions["P/driver"])
+    driver.commit([reported(bench, driver.begin())])
+    bench.cluster.transactions.transactions["P/driver"] = before
+    batch_start = driver.begin()
+    outcome = reported(bench, batch_start)
+    with pytest.raises(IllegalStateError, match=r"has taken its decision for the one at offset \d"):
+        driver.commit([outcome])
+    assert driver.abort(batch_start, [outcome])
+    driver.commit([reported(bench, driver.begin())])
+    assert len(bench.values()) == 2
 
 
 @pytest.mark.parametrize(("before", "others"), [(0, 0), (0, 2), (1, 2)])
@@ -727,9 +760,13 @@ def test_topics_that_the_driver_may_not_describe_do_not_end_later_requests(
         ]
         return values | {"topics": topics}
 
+    def without_topics(values: Any) -> Any:
+        return {"transaction_states": [each | {"topics": ()} for each in values["transaction_states"]]}
+
     driver = driver_of(bench, "P")
     outcome = reported(bench, driver.begin())
     bench.cluster.on(ApiKey.METADATA, refuse, times=None)
+    bench.cluster.on(ApiKey.DESCRIBE_TRANSACTIONS, faults.change(without_topics), times=None)
     bench.coordinator.creation.forget("t")
     assert driver.commit([outcome]).decision is not None
     assert "was not checked" in caplog.text

@@ -8,7 +8,9 @@ import json
 import re
 import shlex
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -905,6 +907,55 @@ def test_adopt_is_refused_where_a_decision_is_known(bench: OperatorBench) -> Non
     bench.decide(1)
     with pytest.raises(IllegalStateError, match="Batch 1 of orders is decided"):
         bench.operator.adopt(PREFIX)
+
+
+def restore(bench: OperatorBench, *records: tuple[bytes, bytes]) -> None:
+    bench.cluster.delete_topic(CONFIG.decision_topic)
+    bench.cluster.create_topic(CONFIG.decision_topic, 16, configs={"cleanup.policy": "compact"})
+    client = bench.another_client()
+    place = KafkaDriverCluster(client, CONFIG, PREFIX).place
+    for key, value in records:
+        client.writer.write_alone(place, key, value, bench.timer())
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_copy_of_decisions_is_refused_until_adopted(bench: OperatorBench, is_finished: bool) -> None:
+    """A later decision may be missing in it. Also where the copy was made between decision and commit."""
+    if is_finished:
+        bench.driver.commit(bench.batch(3))
+    else:
+        bench.decide(3)
+    last = bench.cluster_of_driver.last_decision()
+    assert last is not None
+    restore(bench, (PREFIX.encode(), last.to_bytes()))
+    settle: list[Callable[[], object]] = [bench.driver.begin]
+    settle += [partial(getattr(bench.operator, name), PREFIX) for name in ("finish", "accept")]
+    for command in settle:
+        with pytest.raises(IllegalStateError, match=r"is a copy for.*on batch 3") as refused:
+            command()
+        typed = shlex.split(str(refused.value).rpartition("-m spark_kafka_sink.transactions ")[2])
+        assert _parser().parse_args(typed).command == "adopt"
+    for name in ("abort", "forget"):
+        with pytest.raises(IllegalStateError, match="is a copy for" if is_finished else "can only be finished"):
+            getattr(bench.operator, name)(PREFIX)
+    bench.operator.adopt(PREFIX)
+    assert "orders is adopted: its query goes on after batch 3, the last one decided here." in bench.said()
+    batch_start = bench.driver.begin()
+    assert (batch_start.last_batch_id, sorted(bench.values())) == (3, ["row 3.0", "row 3.1"])
+    bench.driver.commit([bench.task(batch_start, 4, 0)])
+    with pytest.raises(IllegalStateError, match="there is nothing to adopt"):
+        bench.operator.adopt(PREFIX)
+
+
+def test_copy_of_a_first_use_is_adopted(bench: OperatorBench) -> None:
+    bench.driver.begin()
+    first_use = bench.cluster_of_driver.last_records().first_use
+    assert first_use is not None
+    restore(bench, (first_use_key(PREFIX.encode()), first_use.to_bytes()))
+    with pytest.raises(IllegalStateError, match="is a copy for"):
+        bench.driver.begin()
+    bench.operator.adopt(PREFIX)
+    assert bench.driver.begin().is_adopted
 
 
 def test_adopt_is_refused_while_transactions_are_open(bench: OperatorBench) -> None:

@@ -536,7 +536,9 @@ def test_decision_holds_fingerprint_and_topic_of_its_batch() -> None:
     bench.raw.write(open_, PLACE, "rows")
     written = TaskOutcome(batch_start, 4, "q", 0, 3, TaskTransaction(open_, 0, 3), fingerprint=2**64 - 1)
     driver.commit([written, TaskOutcome(batch_start, 4, "q", 1, 0, None, fingerprint=3)])
-    assert cluster.last_decision() == Decision(4, "q", 0, 2, 3, (), True, fingerprint=2, topic="orders")
+    topic_id = str(bench.cluster.topics[cluster.place.topic].id)
+    expected = Decision(4, "q", 0, 2, 3, (), True, fingerprint=2, topic="orders", topic_id=topic_id)
+    assert cluster.last_decision() == expected
 
 
 def test_decision_on_a_transaction_of_another_prefix_is_not_followed() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.coordinator_bench import CoordinatorBench
-from support.driver_steps import CONFIG, driver_of, task_outcome
+from support.driver_steps import CONFIG, driver_of, marked_task, task_outcome
 from support.scripted_broker import faults
 
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -17,7 +19,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
-from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, first_use_key
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, FirstUse, first_use_key
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver, PrefixRecords
 
 TOPIC = CONFIG.decision_topic
@@ -107,6 +109,19 @@ def test_topic_deleted_between_batches_is_an_error(bench: CoordinatorBench, is_h
     with pytest.raises(IllegalStateError, match="is not in the cluster"):
         driver.begin(held, committed.decision if is_held else None)
     assert bench.rig.now_ms - started_ms < 15_000
+
+
+def test_topic_that_a_metadata_update_no_longer_has_is_an_error(bench: CoordinatorBench) -> None:
+    """Bug: after its cluster was made again, a process waited for two minutes for the topic. An earlier request had
+    updated its metadata.
+    """
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    bench.cluster.delete_topic(TOPIC)
+    assert bench.coordinator.creation.count(TOPIC, bench.timer()) == 0
+    started_ms = bench.rig.now_ms
+    with pytest.raises(IllegalStateError, match="is not in the cluster"):
+        cluster.last_records()
+    assert 10_000 <= bench.rig.now_ms - started_ms < 15_000
 
 
 def test_topic_deleted_during_a_batch_is_an_error(bench: CoordinatorBench) -> None:
@@ -235,6 +250,58 @@ def test_pending_marker_of_late_attempt_does_not_delay_start(bench: CoordinatorB
     assert driver.begin().last_batch_id == 4
     assert bench.rig.now_ms - started_ms < 5_000
     assert bench.state("P/0") == "CompleteAbort"
+
+
+def copy_of_topic(bench: CoordinatorBench) -> list[tuple[bytes, bytes]]:
+    """Return what a tool that copies topics reads from the partition of P, under read_committed."""
+    log = bench.cluster.log(*KafkaDriverCluster(bench.coordinator, CONFIG, "P").place)
+    return [(record.key or b"", record.value or b"") for record in log.committed_records()]
+
+
+def restore(bench: CoordinatorBench, copy: list[tuple[bytes, bytes]]) -> None:
+    make_again(bench)
+    client = bench.another_client()
+    place = KafkaDriverCluster(client, CONFIG, "P").place
+    for key, value in copy:
+        client.writer.write_alone(place, key, value, bench.timer())
+
+
+@pytest.mark.parametrize("is_new_process", [True, False])
+def test_topic_restored_from_an_older_copy_is_an_error(bench: CoordinatorBench, is_new_process: bool) -> None:
+    """Bug: a batch that was decided after the copy was made, and that Spark had not logged, was written again."""
+    driver = driver_of(bench, "P")
+    driver.commit([marked_task(bench, driver.begin(), batch_id=3)])
+    copy = copy_of_topic(bench)
+    driver.commit([marked_task(bench, driver.begin(), batch_id=4)])
+    restore(bench, copy)
+    task_outcome(bench, BatchStart("P", bench.raw.begin("nobody"), TopicPartition(TOPIC, 0)))
+    starting = another_process(bench) if is_new_process else driver_of(bench, "P")
+    with pytest.raises(
+        IllegalStateError,
+        match=r"is a copy.*on batch 3\. .*If no batch after batch 3 is there.*adopt --prefix=P --boot",
+    ) as refused:
+        starting.begin()
+    assert str(bench.cluster.topics[TOPIC].id) in str(refused.value)
+    assert bench.state("P/0") == "Ongoing", "nothing was aborted"
+
+
+def test_copy_with_a_first_use_and_no_decision_is_an_error(bench: CoordinatorBench) -> None:
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    copy = copy_of_topic(bench)
+    driver.commit([marked_task(bench, batch_start)])
+    restore(bench, copy)
+    with pytest.raises(IllegalStateError, match=r"For this prefix it has no decision\..*If no batch is there"):
+        another_process(bench).begin()
+
+
+def test_decision_of_a_release_without_topic_ids_is_followed(bench: CoordinatorBench) -> None:
+    driver = driver_of(bench, "P")
+    driver.commit([marked_task(bench, driver.begin(), batch_id=3)])
+    decision = KafkaDriverCluster(bench.coordinator, CONFIG, "P").last_decision()
+    assert decision is not None
+    restore(bench, [(b"P", replace(decision, topic_id="").to_bytes())])
+    assert another_process(bench).begin().last_batch_id == 3
 
 
 def test_other_record_under_first_use_key_is_an_error(bench: CoordinatorBench) -> None:
