@@ -174,7 +174,7 @@ def batches_of_spark(spark: SparkSession, stage: Any, form: str, folder: Path) -
         ("format", {}),
         (
             "foreachBatch",
-            {"DescribeProducers": 1, "Fetch": 1, "ListOffsets": 2, "ListTransactions": 1, "Metadata": 1},
+            {"DescribeProducers": 1, "Fetch": 1, "ListOffsets": 2, "ListTransactions": 1, "Metadata": 2},
         ),
     ],
 )
