@@ -5,7 +5,8 @@
 
 The first run of the query fails while it writes. A consumer with isolation.level=read_committed sees no row of the
 failed batch. A consumer with read_uncommitted may see some. The second run writes the batch again, and read_committed
-sees each row once. Needs Kafka 3.0 or newer, and a topic without other records.
+sees each row once. Needs Kafka 3.0 or newer, PySpark 4.0 or newer (3.5 has no `format`), and
+a topic without other records.
 """
 
 import argparse

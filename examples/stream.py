@@ -2,9 +2,9 @@
 
     python examples/stream.py --bootstrap-servers 127.0.0.1:9092 --topic ticks --checkpoint /tmp/ticks
 
-Needs spark-kafka-sink and PySpark. Delivery is at least once. If you start the program again with the same checkpoint,
-it goes on where it stopped. The batch in which it stopped may be written twice: `exactly_once.py` shows how to avoid
-that.
+Needs spark-kafka-sink and PySpark 4.0 or newer (3.5 has no `format`). Delivery is at least once. If you start the
+program again with the same checkpoint, it goes on where it stopped. The batch in which it stopped may be written twice:
+`exactly_once.py` shows how to avoid that.
 """
 
 import argparse

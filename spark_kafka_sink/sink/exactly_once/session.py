@@ -37,6 +37,7 @@ from spark_kafka_sink.sink.exactly_once.query_names import QueryBatch, check_nam
 from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, release_name
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import IDLE_MS
+from spark_kafka_sink.sink.pyspark_versions import OLDEST_WITH_FORMAT, PYSPARK, is_older
 from spark_kafka_sink.sink.running_query import has_own_threads, query_id_of, running_query
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ _LOCATION: Final = re.compile(r"([^/:]+:)?(//[^/]*)?(.*)", re.DOTALL)
 
 QUERY_NAME: Final = "queryname"
 """The option in which Spark hands over the name given by .queryName(...)."""
+
+_FORMAT: Final = 'format("kafka_sink")'
 
 RunTasks = Callable[[BatchStart, int], Sequence[TaskOutcome]]
 """Runs the tasks of a batch, given its start and its batch id."""
@@ -399,9 +402,10 @@ def stream_batch(df: DataFrame, batch_id: int) -> StreamBatch:
         context = df.sparkSession.sparkContext
         query_id = query_id_of(context)
     except Exception as error:  # Spark Connect has no SparkContext; its errors share no class
+        others = f"PySpark {OLDEST_WITH_FORMAT} or newer, with {_FORMAT}, or run the query without Spark Connect"
         raise ConfigError(
             "delivery.guarantee=exactly-once: the query's id is not known here (Spark Connect does not give it to"
-            ' foreachBatch). Use format("kafka_sink").'
+            f" foreachBatch). Use {others if is_older(PYSPARK, OLDEST_WITH_FORMAT) else _FORMAT}."
         ) from error
     if not query_id:
         if not has_own_threads():

@@ -720,14 +720,29 @@ def test_batch_id_that_is_not_sparks_is_refused(monkeypatch: pytest.MonkeyPatch,
         stream_batch(frame, batch_id)
 
 
-def test_unknown_query_on_spark_connect_names_the_format() -> None:
+@pytest.mark.parametrize(
+    ("version", "advice"),
+    [
+        ("4.0.5", r"Use format\(\"kafka_sink\"\)\.$"),
+        (
+            "3.5.9",
+            r"Use PySpark 4\.0 or newer, with format\(\"kafka_sink\"\), or run the query without Spark Connect\.$",
+        ),
+    ],
+)
+def test_unknown_query_on_spark_connect_names_what_this_pyspark_has(
+    monkeypatch: pytest.MonkeyPatch, version: str, advice: str
+) -> None:
+    """Bug: PySpark 3.5 has no `format`, and the error named it."""
+    monkeypatch.setattr(session_module, "PYSPARK", version)
+
     class Remote:
         @property
         def sparkContext(self) -> object:  # noqa: N802
             raise NotImplementedError("[NOT_IMPLEMENTED] sparkContext() is not implemented.")
 
     frame: Any = SimpleNamespace(sparkSession=Remote())
-    with pytest.raises(ConfigError, match=r"Spark Connect does not give it.*Use format\(\"kafka_sink\"\)"):
+    with pytest.raises(ConfigError, match=rf"Spark Connect does not give it.*{advice}"):
         stream_batch(frame, 0)
 
 
