@@ -176,12 +176,13 @@ class EndMarkers:
         Its coordinator has lost records of __transaction_state then, and has given the task the producer id and epoch
         of an earlier attempt once more. The leader of the partition has taken the rows for those of that attempt.
         """
+        visible = frozenset(seen)
         for outcome in outcomes:
             found = None if outcome.written is None else described.get(outcome.written.transaction.transactional_id)
             if found is None:
                 continue
             for topic, ranges in outcome.offsets.items():
-                for place in {TopicPartition(topic, partition) for partition, *_ in ranges} & set(seen):
+                for place in {TopicPartition(topic, partition) for partition, *_ in ranges} & visible:
                     if place not in found.topic_partitions:
                         raise _unknown_rows(outcome, place, found.transactional_id)
 
