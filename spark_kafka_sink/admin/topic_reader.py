@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from spark_kafka_sink.admin.request_client import RequestClient, RequestFuture, Timer
 from spark_kafka_sink.admin.topics import TopicAbsence, TopicsMetadata, lacks_partition
-from spark_kafka_sink.admin.transaction_values import OpenByProducer, OpenRecords
+from spark_kafka_sink.admin.transaction_values import OpenByProducer, OpenRecords, PartitionEnds
 from spark_kafka_sink.client.backoff import COORDINATOR_BACKOFF_MS
 from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.clock import Clock
@@ -96,6 +96,18 @@ class _Patience:
             raise KafkaTimeoutError(f"Nothing could be read of {names} for {self._limit_ms} ms.{why}")
 
 
+class _Question(NamedTuple):
+    """What is asked of the leaders of partitions."""
+
+    found: Mapping[TopicPartition, object]
+    request: Callable[[Iterable[TopicPartition]], Request]
+    take: Callable[[Iterable[tuple[TopicPartition, Message]], _Patience], None]
+    """Puts the answers into `found`."""
+
+    def missing(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        return [place for place in partitions if place not in self.found]
+
+
 @dataclass(slots=True)
 class _Reading:
     """The progress of a read. `resume_ms`: the times before which partitions must not be fetched."""
@@ -166,27 +178,19 @@ class TopicReader:
         KafkaTimeoutError.
         """
         found: dict[TopicPartition, int] = {}
-
-        def take(answers: Iterable[tuple[TopicPartition, Message]], patience: _Patience) -> None:
-            said: dict[TopicPartition, set[tuple[int, int]]] = {}
-            for topic_partition, answer in answers:
-                said.setdefault(topic_partition, set()).add((int(answer.error_code), int(answer.offset)))
-            for topic_partition, outcomes in said.items():
-                code, offset = outcomes.pop()
-                if outcomes:
-                    patience.endure(DisconnectError(_CONTRADICTION, topic_partition=topic_partition))
-                elif code:
-                    patience.endure(_refusal(code, "ListOffsets", topic_partition))
-                elif offset < 0 and timestamp < 0:  # taken for an end, it would hide all records
-                    patience.endure(DisconnectError(_NO_OFFSET, topic_partition=topic_partition))
-                else:
-                    found[topic_partition] = offset
-
-        def request(asked: Iterable[TopicPartition]) -> ListOffsetsRequest:
-            return self._list_offsets(asked, timestamp, isolation_level)
-
-        self._ask_leaders(partitions, found, request, take)
+        self._ask_leaders(partitions, self._question(timestamp, isolation_level, found))
         return found
+
+    def ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, PartitionEnds]:
+        """Return where the partitions end, for both kinds of readers. It takes one round trip. Raises as `offsets`."""
+        stable: dict[TopicPartition, int] = {}
+        log_ends: dict[TopicPartition, int] = {}
+        self._ask_leaders(
+            partitions,
+            self._question(LATEST_TIMESTAMP, READ_COMMITTED, stable),
+            self._question(LATEST_TIMESTAMP, READ_UNCOMMITTED, log_ends),
+        )
+        return {place: PartitionEnds(stable[place], log_ends[place]) for place in partitions}
 
     def open_transactions(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OpenByProducer]:
         """Return the open transactions of each partition by producer id (KIP-664). Partitions of topics that may not be
@@ -216,7 +220,7 @@ class TopicReader:
             return DescribeProducersRequest(topics)
 
         refused: set[TopicPartition] = set()
-        self._ask_leaders(partitions, found, request, take)
+        self._ask_leaders(partitions, _Question(found, request, take))
         return {place: open_ for place, open_ in found.items() if place not in refused}
 
     def read(
@@ -272,22 +276,43 @@ class TopicReader:
         why = self._metadata.connection_failure or "Create it, or correct the name."
         return UnknownTopicOrPartitionError(f"Topic {topic!r} was not found in the cluster {within} {why}", topic=topic)
 
-    def _ask_leaders(
-        self,
-        partitions: Sequence[TopicPartition],
-        found: Mapping[TopicPartition, object],
-        request: Callable[[Iterable[TopicPartition]], Request],
-        take: Callable[[Iterable[tuple[TopicPartition, Message]], _Patience], None],
-    ) -> None:
-        """Ask the leaders of the partitions until each is in `found`, into which `take` puts the answers."""
+    def _question(self, timestamp: int, isolation_level: int, found: dict[TopicPartition, int]) -> _Question:
+        """A ListOffsets, whose answers go into `found`."""
+
+        def take(answers: Iterable[tuple[TopicPartition, Message]], patience: _Patience) -> None:
+            said: dict[TopicPartition, set[tuple[int, int]]] = {}
+            for topic_partition, answer in answers:
+                said.setdefault(topic_partition, set()).add((int(answer.error_code), int(answer.offset)))
+            for topic_partition, outcomes in said.items():
+                code, offset = outcomes.pop()
+                if outcomes:
+                    patience.endure(DisconnectError(_CONTRADICTION, topic_partition=topic_partition))
+                elif code:
+                    patience.endure(_refusal(code, "ListOffsets", topic_partition))
+                elif offset < 0 and timestamp < 0:  # taken for an end, it would hide all records
+                    patience.endure(DisconnectError(_NO_OFFSET, topic_partition=topic_partition))
+                else:
+                    found[topic_partition] = offset
+
+        def request(asked: Iterable[TopicPartition]) -> ListOffsetsRequest:
+            return self._list_offsets(asked, timestamp, isolation_level)
+
+        return _Question(found, request, take)
+
+    def _ask_leaders(self, partitions: Sequence[TopicPartition], *questions: _Question) -> None:
+        """Ask the leaders of the partitions, all questions at the same time, until each question has all answers."""
         patience = _Patience(self._clock, self._timeout_ms)
         absence = TopicAbsence(self._metadata, self._clock)
-        while missing := [requested for requested in partitions if requested not in found]:
-            sent = [self._client.send(node, request(requested)) for node, requested in self._by_leader(missing)]
-            for future in sent:
+        while any(question.missing(partitions) for question in questions):
+            sent = [
+                (question, self._client.send(node, question.request(asked)))
+                for question in questions
+                for node, asked in self._by_leader(question.missing(partitions))
+            ]
+            for question, future in sent:
                 self._client.poll_until(future, patience.timer)
-                take(_answers(future, patience, "topics", "name"), patience)
-            still_missing = [requested for requested in missing if requested not in found]
+                question.take(_answers(future, patience, "topics", "name"), patience)
+            still_missing = {place for question in questions for place in question.missing(partitions)}
             if still_missing:
                 patience.check(still_missing)
                 absence.check_partitions(still_missing)
@@ -430,6 +455,12 @@ class TopicTail:
             self._find(topic_partitions, timer)
             reader = self._reader(timer, ", ".join(map(str, topic_partitions)))
             return reader.offsets(topic_partitions, timestamp, isolation_level)
+
+    def ends(self, topic_partitions: Sequence[TopicPartition], timer: Timer) -> dict[TopicPartition, PartitionEnds]:
+        """As `TopicReader.ends`."""
+        with _permission("DESCRIBE"):
+            self._find(topic_partitions, timer)
+            return self._reader(timer, ", ".join(map(str, topic_partitions))).ends(topic_partitions)
 
     def open_transactions(
         self, topic_partitions: Sequence[TopicPartition], timer: Timer

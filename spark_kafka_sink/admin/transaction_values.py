@@ -87,6 +87,13 @@ class TransactionListing(NamedTuple):
     coordinator: Node
 
 
+class PartitionEnds(NamedTuple):
+    """Offsets of a partition: `stable` is the end for readers under read_committed, `log` that of all records."""
+
+    stable: int
+    log: int
+
+
 class OpenRecords(NamedTuple):
     """The records of one producer in one partition whose transaction is open there. `producer_epoch` is the one in
     which the last of them was written.

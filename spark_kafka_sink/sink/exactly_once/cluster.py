@@ -25,6 +25,7 @@ from spark_kafka_sink.admin.topics import ABSENCE_LIMIT_MS, TopicCreation, lacks
 from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     OpenByProducer,
+    PartitionEnds,
     TransactionDescription,
     TransactionState,
 )
@@ -45,7 +46,7 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.common.texts import one_line
 from spark_kafka_sink.network.tls_context import FileStates, are_renewed, file_states
-from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
+from spark_kafka_sink.protocol.fetch import LATEST_TIMESTAMP, READ_UNCOMMITTED
 from spark_kafka_sink.record.decoder import DecodedRecord
 from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.exactly_once.advice import copied_topic, lost_decisions, missing_topic
@@ -151,7 +152,7 @@ class KafkaDriverCluster:
         check_decision_topic(self._client.creation, self.place.topic, self._timer())
 
     def check_presence(self) -> None:
-        self.stable_ends([self.place])  # costs half as much as new metadata
+        self._log_end()  # costs half as much as new metadata
 
     def last_decision(self) -> Decision | None:
         """Return the newest committed decision."""
@@ -235,7 +236,7 @@ class KafkaDriverCluster:
         value = None if is_over else replace(decision, topic_id=self._topic_id).to_bytes()
         # under version 1 a leader cannot tell this record from one that was written in the same epoch before
         is_sure = transaction.transaction_version >= 2 or sequence > 0
-        least = 0 if is_sure else self.log_ends([self.place]).get(self.place, 0)
+        least = 0 if is_sure else self._log_end()
         try:
             with self._gone_topic():
                 writer = self._client.writer
@@ -271,17 +272,8 @@ class KafkaDriverCluster:
         found = self._client.groups.fetch_offsets(requested, self._timer())
         return {group: commits[self.place] for group, commits in found.items()}
 
-    def stable_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        return self._ends(places, READ_COMMITTED)
-
-    def log_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        return self._ends(places, READ_UNCOMMITTED)
-
-    def _ends(self, places: Sequence[TopicPartition], isolation_level: int) -> Mapping[TopicPartition, int]:
-        def ask(seen: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-            return self._client.topics.list_offsets(seen, LATEST_TIMESTAMP, self._timer(), isolation_level)
-
-        return self._of_seen(places, ask) or {}
+    def ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, PartitionEnds]:
+        return self._of_seen(places, lambda seen: self._client.topics.ends(seen, self._timer())) or {}
 
     def unreadable(
         self, ends: Mapping[TopicPartition, int], transactional_ids: Iterable[str]
@@ -319,6 +311,12 @@ class KafkaDriverCluster:
 
     def add_partitions(self, added: Mapping[OpenTransaction, Sequence[TopicPartition]]) -> None:
         self._client.writer.add_partitions(added, self._timer())
+
+    def _log_end(self) -> int:
+        def ask(seen: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+            return self._client.topics.list_offsets(seen, LATEST_TIMESTAMP, self._timer())
+
+        return (self._of_seen([self.place], ask) or {}).get(self.place, 0)
 
     def _of_seen(
         self, places: Sequence[TopicPartition], ask: Callable[[Sequence[TopicPartition]], Answer]

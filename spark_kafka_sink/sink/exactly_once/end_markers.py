@@ -22,6 +22,7 @@ from spark_kafka_sink.admin.transaction_values import (
     UNKNOWN_ENDS,
     EndTxnOutcome,
     OpenByProducer,
+    PartitionEnds,
     TransactionDescription,
     TransactionState,
 )
@@ -60,9 +61,9 @@ class MarkersCluster(Protocol):
     place: TopicPartition
     """The partition of the decision topic that holds the decisions of the prefix."""
 
-    def stable_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Return how far readers under read_committed can read each partition. Partitions of topics that are gone, or
-        that the driver may not describe, are left out, with a warning.
+    def ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, PartitionEnds]:
+        """Return where each partition ends, for both kinds of readers. Partitions of topics that are gone, or that the
+        driver may not describe, are left out, with a warning.
         """
         ...
 
@@ -70,10 +71,6 @@ class MarkersCluster(Protocol):
         """Return those that are not in the cluster, as the driver last saw it: their topic was deleted, and perhaps
         created again with fewer partitions. Nothing else takes a partition away.
         """
-        ...
-
-    def log_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Return the offset after the last record of each partition. Some are left out as by `stable_ends`."""
         ...
 
     def unreadable(
@@ -140,17 +137,12 @@ class EndMarkers:
                 raise _lost_rows(outcomes[0], place, "the batch")
         if not offsets:
             return ()
-        stable, ends = self._cluster.stable_ends(list(offsets)), self._cluster.log_ends(list(offsets))
-        for place in self._cluster.vanished([place for place in offsets if place not in stable or place not in ends]):
+        ends = self._cluster.ends(list(offsets))
+        for place in self._cluster.vanished([place for place in offsets if place not in ends]):
             raise _lost_rows(outcomes[0], place, "the batch")
-        unclear = [
-            place
-            for place, (first, end, records) in offsets.items()
-            if (place in stable and (stable[place] != first or first == 0 or records < end - first))
-            or ends.get(place, end) < end
-        ]
+        unclear = [place for place, found in ends.items() if _is_unclear(offsets[place], found)]
         if not unclear:
-            return stable.keys()
+            return ends.keys()
         open_ = self._cluster.open_transactions(unclear)
         lost: dict[str, tuple[TaskOutcome, TopicPartition]] = {}
         for outcome in outcomes:
@@ -160,10 +152,10 @@ class EndMarkers:
                     self._refuse_open_before(outcome, place, first, open_.get(place, {}))
                     assert outcome.written is not None
                     own = outcome.written.transaction
-                    if end > ends.get(place, end) or _lacks_rows(own, first, open_.get(place)):
+                    if (place in ends and end > ends[place].log) or _lacks_rows(own, first, open_.get(place)):
                         lost.setdefault(own.transactional_id, (outcome, place))
         self._refuse_lost(lost)
-        return stable.keys()
+        return ends.keys()
 
     def check_added(
         self,
@@ -466,6 +458,12 @@ def _next_producers(ended: Iterable[EndTxnOutcome]) -> dict[str, ProducerIdAndEp
         if each.error is not None:
             raise each.error
     return {each.transaction.transactional_id: each.producer for each in ended}
+
+
+def _is_unclear(batch: PartitionOffsets, found: PartitionEnds) -> bool:
+    """Return whether a partition may have more than the rows of the batch from its first row on, or less."""
+    has_gaps = batch.records < batch.end - batch.first
+    return found.stable != batch.first or batch.first == 0 or has_gaps or found.log < batch.end
 
 
 def _lacks_rows(own: OpenTransaction, first: int, open_: OpenByProducer | None) -> bool:

@@ -14,6 +14,7 @@ from spark_kafka_sink.admin.group_offsets import CommittedOffset
 from spark_kafka_sink.admin.transaction_values import (
     EndTxnOutcome,
     OpenByProducer,
+    PartitionEnds,
     TransactionDescription,
     TransactionState,
 )
@@ -213,21 +214,22 @@ class ModelDriverCluster:
         commit = self.world.cluster.transactions.offsets.get(group, {}).get((PLACE.topic, PLACE.partition))
         return None if commit is None else CommittedOffset(commit.offset, commit.metadata or "")
 
-    def stable_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+    def ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, PartitionEnds]:
+        stable, logs = self._stable_ends(places), self.world.cluster.log
+        log_ends = self.world.request("log ends", lambda: {place: len(logs(*place).entries) for place in places})
+        return {place: PartitionEnds(stable[place], log_ends[place]) for place in places}
+
+    def _stable_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         logs = self.world.cluster.log
         return self.world.request("stable ends", lambda: {place: logs(*place).stable_end for place in places})
 
     def vanished(self, places: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
         return ()
 
-    def log_ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        logs = self.world.cluster.log
-        return self.world.request("log ends", lambda: {place: len(logs(*place).entries) for place in places})
-
     def unreadable(
         self, ends: Mapping[TopicPartition, int], transactional_ids: Iterable[str]
     ) -> Sequence[TopicPartition]:
-        stable = self.stable_ends(list(ends))
+        stable = self._stable_ends(list(ends))
         return [place for place, end in ends.items() if stable[place] < end]
 
     def open_transactions(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, OpenByProducer]:

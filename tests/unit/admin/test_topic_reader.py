@@ -21,6 +21,7 @@ from spark_kafka_sink.admin.topic_reader import (
     is_abort_marker,
     visible_batches,
 )
+from spark_kafka_sink.admin.transaction_values import PartitionEnds
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     ClusterAuthorizationError,
@@ -154,6 +155,28 @@ def test_offsets_are_found_by_time() -> None:
     assert bench.reader.offsets(partitions, EARLIEST_TIMESTAMP) == {partitions[0]: 2, partitions[1]: 0}
     assert bench.reader.offsets(partitions, LATEST_TIMESTAMP) == {partitions[0]: 3, partitions[1]: 0}
     assert bench.reader.offsets(partitions, 5_000) == {partitions[0]: -1, partitions[1]: -1}
+
+
+def test_both_ends_take_one_round_trip() -> None:
+    bench = Bench()
+    bench.append(0, "plain")
+    bench.append(0, "open", producer_id=5, producer_epoch=0, base_sequence=0, is_transactional=True)
+    (place,) = bench.reader.partitions("t")
+    bench.reader.offsets([place], LATEST_TIMESTAMP)  # connects
+    began_ms = bench.rig.now_ms
+    bench.rig.cluster.on(ApiKey.LIST_OFFSETS, faults.delay(1_000), times=None)
+    assert bench.reader.ends([place]) == {place: PartitionEnds(stable=1, log=2)}
+    assert 1_000 <= bench.rig.now_ms - began_ms < 2_000
+
+
+def test_only_the_end_that_was_refused_is_asked_for_again() -> None:
+    bench = Bench()
+    bench.append(0, "a")
+    (place,) = bench.reader.partitions("t")
+    bench.rig.cluster.on(ApiKey.LIST_OFFSETS, faults.fail_with(NotLeaderOrFollowerError))
+    assert bench.reader.ends([place]) == {place: PartitionEnds(1, 1)}
+    levels = [each.request.isolation_level for each in bench.rig.cluster.requests_of(ApiKey.LIST_OFFSETS)]
+    assert levels == [READ_COMMITTED, READ_UNCOMMITTED, READ_COMMITTED]
 
 
 # ---- transactions --------------------------------------------------------------------------------------------------

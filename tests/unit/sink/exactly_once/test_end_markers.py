@@ -15,6 +15,7 @@ from support.driver_steps import CONFIG, driver_of, task_outcome
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import NO_LEADER
 
+from spark_kafka_sink.admin.transaction_values import PartitionEnds
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     IllegalStateError,
@@ -354,18 +355,15 @@ def test_batch_whose_topic_was_deleted_is_refused_and_written_again(bench: Coord
     assert bench.values() == ["row"]
 
 
-def test_topic_that_goes_between_two_looks_at_it_is_noticed(
-    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stable_ends(self: KafkaDriverCluster, places: Any) -> Any:
-        found = real(self, places)
-        bench.cluster.delete_topic("t")
-        return found
+def test_topic_that_goes_between_two_looks_at_it_is_noticed(bench: CoordinatorBench) -> None:
+    def delete_after_it(cluster: Any, _exchange: Any, proceed: faults.Proceed) -> Any:
+        answer = proceed()
+        cluster.delete_topic("t")
+        return answer
 
     driver = driver_of(bench, "P")
     outcome = reported(bench, driver.begin())
-    real = KafkaDriverCluster.stable_ends
-    monkeypatch.setattr(KafkaDriverCluster, "stable_ends", stable_ends)
+    bench.cluster.on(ApiKey.LIST_OFFSETS, delete_after_it)
     with pytest.raises(IllegalStateError, match="not decided: t-0 has lost rows of the batch"):
         driver.commit([outcome])
 
@@ -780,8 +778,8 @@ def test_many_topics_are_looked_up_together(bench: CoordinatorBench) -> None:
         bench.cluster.create_topic(name, 1)
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
     before = len(bench.asked(ApiKey.METADATA))
-    ends = cluster.stable_ends([TopicPartition(name, 0) for name in names])
-    assert list(ends.values()) == [0] * 30
+    ends = cluster.ends([TopicPartition(name, 0) for name in names])
+    assert list(ends.values()) == [PartitionEnds(0, 0)] * 30
     assert len(bench.asked(ApiKey.METADATA)) - before <= 2
 
 
