@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 
 import pytest
 from support.peer import Peer
@@ -16,6 +17,13 @@ def peer() -> Iterator[Peer]:
     made = Peer()
     yield made
     made.close()
+
+
+@pytest.fixture
+def new_peer() -> Iterator[Callable[..., Peer]]:
+    """Make peers; the argument is the size of the receive buffer. They are closed also if the test fails."""
+    with ExitStack() as made:
+        yield lambda receive_buffer=None: made.enter_context(closing(Peer(receive_buffer)))
 
 
 @pytest.fixture
