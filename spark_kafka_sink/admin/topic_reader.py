@@ -53,6 +53,7 @@ _NOT_GRANTED: Final = {
 }
 _Sent = tuple[RequestFuture[ClientResponse], list[TopicPartition]]
 _FIRST_TAIL: Final = 32
+_STALE_MS: Final = 2_000
 _FIRST_PAUSE_MS: Final = 2
 """Coordinators need some ms for end markers."""
 _TAIL_LIMITS: Final = BatchLimits(decompressed_size=24 * 8 * 1024 * 1024, objects=100_000)
@@ -456,11 +457,20 @@ class TopicTail:
             reader = self._reader(timer, ", ".join(map(str, topic_partitions)))
             return reader.offsets(topic_partitions, timestamp, isolation_level)
 
-    def ends(self, topic_partitions: Sequence[TopicPartition], timer: Timer) -> dict[TopicPartition, PartitionEnds]:
-        """As `TopicReader.ends`."""
+    def ends(self, expected: Mapping[TopicPartition, int], timer: Timer) -> dict[TopicPartition, PartitionEnds]:
+        """As `TopicReader.ends`. A node that was frozen may not know yet that it leads no partition any more, and give
+        an older end. So if a log ends before the offset in `expected`, its leader is looked for again, for 2 s.
+        """
         with _permission("DESCRIBE"):
-            self._find(topic_partitions, timer)
-            return self._reader(timer, ", ".join(map(str, topic_partitions))).ends(topic_partitions)
+            self._find(list(expected), timer)
+            found = self._reader(timer, ", ".join(map(str, expected))).ends(list(expected))
+            patience = Timer(self._clock, min(_STALE_MS, timer.remaining_ms))
+            while (short := [place for place, end in expected.items() if found[place].log < end]) and (
+                self._client.await_metadata_update(patience)
+            ):
+                found |= self._reader(timer, ", ".join(map(str, short))).ends(short)
+                patience.update()
+            return found
 
     def open_transactions(
         self, topic_partitions: Sequence[TopicPartition], timer: Timer

@@ -34,13 +34,15 @@ UNKNOWN_ENDS: Final = frozenset(
 @dataclass(frozen=True, slots=True)
 class EndTxnOutcome:
     """`producer` belongs to the next transaction if the status is DONE and the transaction version is 2. Otherwise it
-    is the producer of the request. `error` is None if the status is DONE.
+    is the producer of the request. `error` is None if the status is DONE. `is_in_doubt`: an earlier request may have
+    ended it, whatever the status says.
     """
 
     transaction: OpenTransaction
     status: EndTxnStatus
     producer: ProducerIdAndEpoch
     error: KafkaError | None = None
+    is_in_doubt: bool = False
 
 
 class TransactionState(Enum):

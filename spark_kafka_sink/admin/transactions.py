@@ -27,6 +27,7 @@ from spark_kafka_sink.common.errors import (
     InvalidTxnStateError,
     KafkaError,
     KafkaTimeoutError,
+    NotCoordinatorError,
     ProducerFencedError,
     TransactionalIdNotFoundError,
     UnknownServerError,
@@ -101,14 +102,19 @@ class Transactions:
         return [end_txn_outcome(transaction, outcomes[transaction]) for transaction in transactions]
 
     def describe_transactions(
-        self, transactional_ids: Iterable[str], timer: Timer
+        self,
+        transactional_ids: Iterable[str],
+        timer: Timer,
+        given: Mapping[str, ProducerIdAndEpoch] = {},
     ) -> dict[str, TransactionDescription | None]:
         """Return the transactions' states, None for an id that its coordinator does not know. One request a
         coordinator.
 
-        Raises TransactionalIdAuthorizationError, KafkaTimeoutError.
+        `given`: what coordinators have given out for ids. Kafka answers this request from memory, also on a broker that
+        was frozen and does not know yet that it coordinates nothing any more. An older epoch shows that, and the
+        coordinator is looked for again. Raises TransactionalIdAuthorizationError, KafkaTimeoutError.
         """
-        outcomes = self._calls.run(_DescribeTransactions(), transactional_ids, timer)
+        outcomes = self._calls.run(_DescribeTransactions(given), transactional_ids, timer)
         return {transactional_id: outcome.get().description for transactional_id, outcome in outcomes.items()}
 
     def list_transactions(
@@ -260,16 +266,23 @@ def end_txn_outcome(transaction: OpenTransaction, outcome: Outcome[ProducerIdAnd
         return EndTxnOutcome(transaction, EndTxnStatus.DONE, outcome.get())
     found = next((status for kind, status in _STATUS_BY_ERROR if isinstance(error, kind)), None)
     status = found or (EndTxnStatus.UNRESOLVED if outcome.is_in_doubt else EndTxnStatus.REFUSED)
-    return EndTxnOutcome(transaction, status, transaction.producer, error)
+    return EndTxnOutcome(transaction, status, transaction.producer, error, outcome.is_in_doubt)
 
 
 class _Described(NamedTuple):
     description: TransactionDescription | None
 
+    def is_older_than(self, given: ProducerIdAndEpoch) -> bool:
+        found = self.description
+        return found is not None and found.producer_id == given.producer_id and found.producer_epoch < given.epoch
+
 
 class _DescribeTransactions(CoordinatorApi[str, _Described]):
     key_type = TRANSACTION
     advice: ClassVar[Mapping[int, str]] = {53: _MAY_NOT_DESCRIBE}
+
+    def __init__(self, given: Mapping[str, ProducerIdAndEpoch]) -> None:
+        self._given = given
 
     def key(self, item: str) -> str:
         return item
@@ -286,8 +299,14 @@ class _DescribeTransactions(CoordinatorApi[str, _Described]):
         for state in body.transaction_states:
             item = str(state.transactional_id)
             agrees = found.setdefault(item, state) == state
-            answers[item] = _described(state) if agrees else CoordinatorNotAvailableError(CONTRADICTION)
+            answers[item] = self._checked(item, state) if agrees else CoordinatorNotAvailableError(CONTRADICTION)
         return {item: answers[item] for item in items if item in answers}
+
+    def _checked(self, item: str, state: Message) -> _Described | KafkaError:
+        answer, given = _described(state), self._given.get(item)
+        if given is not None and isinstance(answer, _Described) and answer.is_older_than(given):
+            return NotCoordinatorError(f"It has an older epoch than {given.epoch}, which was given out since.")
+        return answer
 
 
 def _described(state: Message) -> _Described | KafkaError:

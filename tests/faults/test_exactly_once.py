@@ -82,7 +82,7 @@ class Staged(Query):
         # a client is for one thread; attempts are threads here and processes in Spark, so each has its own client
         own = replace(config, producer=replace(config.producer, client_id=f"attempt-{number}"))
         transaction = killed_query.ExactlyOnceTask(
-            batch_start, task, lambda ids: killed_query.describe_in_process(own, ids)
+            batch_start, task, lambda ids: killed_query.describe_in_process(own, batch_start.driver, ids)
         )
         delivery = killed_query.TaskDelivery(config, killed_query.process_pool(), transaction)
         try:

@@ -117,7 +117,9 @@ class Query(NamedTuple):
 
     def _task(self, config: SinkConfig, batch_start: BatchStart, batch_id: int, index: int, rows: Any) -> TaskOutcome:
         task = TaskIdentity(batch_id, "query", index, 0)
-        transaction = ExactlyOnceTask(batch_start, task, lambda ids: describe_in_process(config, ids))
+        transaction = ExactlyOnceTask(
+            batch_start, task, lambda ids: describe_in_process(config, batch_start.driver, ids)
+        )
         delivery = TaskDelivery(config, process_pool(), transaction)
         if self.has_formats:
             numbers = [int(value) for _, value in rows]

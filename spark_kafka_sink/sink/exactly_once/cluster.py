@@ -36,6 +36,7 @@ from spark_kafka_sink.common.errors import (
     AuthenticationError,
     AuthorizationError,
     IllegalStateError,
+    InvalidPidMappingError,
     KafkaError,
     KafkaTimeoutError,
     RecordTooLargeError,
@@ -248,6 +249,11 @@ class KafkaDriverCluster:
                 f" Raise max.message.bytes of that topic (a new one has {DECISION_TOPIC_CONFIGS['max.message.bytes']}),"
                 " or write fewer partitions (coalesce)."
             ) from error
+        except InvalidPidMappingError as error:
+            raise error.reworded(
+                f"Batch {decision.batch_id} is not decided: the brokers have forgotten {transaction.transactional_id}."
+                f" Raise their transactional.id.expiration.ms above the time that a batch takes. {error}"
+            ) from error
         if 0 <= offset < least:
             raise IllegalStateError(
                 f"Batch {decision.batch_id} under transactional.id.prefix={self._key.decode()!r} is not decided:"
@@ -260,8 +266,10 @@ class KafkaDriverCluster:
         timer = self._client.timer(self._config.delivery_timeout_ms)
         return self._client.transactions.end_txns(transactions, timer, committed=committed)
 
-    def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
-        return self._client.transactions.describe_transactions(transactional_ids, self._timer())
+    def describe(
+        self, transactional_ids: Iterable[str], given: Mapping[str, ProducerIdAndEpoch] = {}
+    ) -> Mapping[str, TransactionDescription | None]:
+        return self._client.transactions.describe_transactions(transactional_ids, self._timer(), given)
 
     def list_ids(self, states: Iterable[TransactionState]) -> list[str]:
         listed = self._client.transactions.list_transactions(self._timer(), states=states)
@@ -272,8 +280,11 @@ class KafkaDriverCluster:
         found = self._client.groups.fetch_offsets(requested, self._timer())
         return {group: commits[self.place] for group, commits in found.items()}
 
-    def ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, PartitionEnds]:
-        return self._of_seen(places, lambda seen: self._client.topics.ends(seen, self._timer())) or {}
+    def ends(self, expected: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, PartitionEnds]:
+        def ask(seen: Sequence[TopicPartition]) -> Mapping[TopicPartition, PartitionEnds]:
+            return self._client.topics.ends({place: expected[place] for place in seen}, self._timer())
+
+        return self._of_seen(list(expected), ask) or {}
 
     def unreadable(
         self, ends: Mapping[TopicPartition, int], transactional_ids: Iterable[str]
@@ -588,16 +599,17 @@ def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False)
 
 
 def describe_in_process(
-    config: SinkConfig, transactional_ids: Sequence[str]
+    config: SinkConfig, driver: OpenTransaction, transactional_ids: Sequence[str]
 ) -> Mapping[str, TransactionDescription | None]:
-    """Describe transactional ids, for a task. The answer for the last one is at most a second older than the others.
-    Raises KafkaError.
+    """Describe transactional ids, for a task of `driver`. The answer for the last one is at most a second older than
+    the others. Raises KafkaError.
     """
+    given = {driver.transactional_id: driver.producer}
     with process_client(config.producer) as (client, timer):
         described: dict[str, TransactionDescription | None] = {}
         asked = [*transactional_ids]
         while asked:
-            described |= client.transactions.describe_transactions(asked, timer)
+            described |= client.transactions.describe_transactions(asked, timer, given)
             is_slow = timer.timeout_ms - timer.remaining_ms > _MOST_APART_MS
             asked = asked[-1:] if is_slow and len(asked) > 1 else []
             timer = client.timer(config.producer.max_block_ms)

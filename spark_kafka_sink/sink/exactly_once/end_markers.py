@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 _COMMITTED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT})
 _COMPLETE: Final = frozenset({TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT})
+_ENDING: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
 _NOT_ENDED: Final = frozenset({TransactionState.ONGOING, TransactionState.EMPTY})
 _MOST_ROUNDS: Final = 4
 """A partition may lose its leader again while its markers are written."""
@@ -61,9 +62,10 @@ class MarkersCluster(Protocol):
     place: TopicPartition
     """The partition of the decision topic that holds the decisions of the prefix."""
 
-    def ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, PartitionEnds]:
-        """Return where each partition ends, for both kinds of readers. Partitions of topics that are gone, or that the
-        driver may not describe, are left out, with a warning.
+    def ends(self, expected: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, PartitionEnds]:
+        """Return where each partition ends, for both kinds of readers. If its log ends before the offset in `expected`,
+        its leader is looked for again, for a while. Partitions of topics that are gone, or that the driver may not
+        describe, are left out, with a warning.
         """
         ...
 
@@ -89,7 +91,11 @@ class MarkersCluster(Protocol):
         """Return the transactional ids of these producers, as far as the driver may describe them."""
         ...
 
-    def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]: ...
+    def describe(
+        self, transactional_ids: Iterable[str], given: Mapping[str, ProducerIdAndEpoch] = {}
+    ) -> Mapping[str, TransactionDescription | None]:
+        """`given`: an answer with an older epoch than this is not believed."""
+        ...
 
     def init_producer_id(self, transactional_id: str, held: ProducerIdAndEpoch | None) -> ProducerIdAndEpoch:
         """As `Transactions.init_producer_id`."""
@@ -100,6 +106,16 @@ class MarkersCluster(Protocol):
         ...
 
     def end(self, transactions: Sequence[OpenTransaction], *, committed: bool) -> list[EndTxnOutcome]: ...
+
+
+class SeenPartitions(NamedTuple):
+    """Those of a batch that the driver may describe, and the open transactions of those where it has looked for them.
+
+    It looks if readers cannot read exactly up to the batch.
+    """
+
+    visible: Collection[TopicPartition] = ()
+    open_: Mapping[TopicPartition, OpenByProducer] = {}
 
 
 class _Missing(NamedTuple):
@@ -122,10 +138,10 @@ class EndMarkers:
 
     def check_rows(
         self, outcomes: Sequence[TaskOutcome], offsets: Mapping[TopicPartition, PartitionOffsets]
-    ) -> Collection[TopicPartition]:
+    ) -> SeenPartitions:
         """Raise IllegalStateError if the end of a task's transaction would end records of an earlier one, too: the
         abort of the batch then ends both. Also if a partition has lost rows of the batch: the next run writes them.
-        `offsets`: `all_offsets` of the outcomes. Return the partitions of them that the driver may describe.
+        `offsets`: `all_offsets` of the outcomes.
 
         The partitions are asked for open transactions only if readers cannot read exactly up to the batch, if the
         partition ends before the batch does, or if the batch has fewer records than offsets: other producers write
@@ -136,13 +152,13 @@ class EndMarkers:
             if records > end - first:
                 raise _lost_rows(outcomes[0], place, "the batch")
         if not offsets:
-            return ()
-        ends = self._cluster.ends(list(offsets))
+            return SeenPartitions()
+        ends = self._cluster.ends({place: batch.end for place, batch in offsets.items()})
         for place in self._cluster.vanished([place for place in offsets if place not in ends]):
             raise _lost_rows(outcomes[0], place, "the batch")
         unclear = [place for place, found in ends.items() if _is_unclear(offsets[place], found)]
         if not unclear:
-            return ends.keys()
+            return SeenPartitions(ends.keys())
         open_ = self._cluster.open_transactions(unclear)
         lost: dict[str, tuple[TaskOutcome, TopicPartition]] = {}
         for outcome in outcomes:
@@ -155,28 +171,30 @@ class EndMarkers:
                     if (place in ends and end > ends[place].log) or _lacks_rows(own, first, open_.get(place)):
                         lost.setdefault(own.transactional_id, (outcome, place))
         self._refuse_lost(lost)
-        return ends.keys()
+        return SeenPartitions(ends.keys(), open_)
 
     def check_added(
         self,
         outcomes: Sequence[TaskOutcome],
-        seen: Collection[TopicPartition],
+        seen: SeenPartitions,
         described: Mapping[str, TransactionDescription | None],
     ) -> None:
-        """Raise IllegalStateError if a transaction does not have a partition that its task wrote, of those in `seen`.
+        """Raise IllegalStateError if a transaction does not have a partition that its task wrote, or in which records
+        of its epoch are open.
 
         Its coordinator has lost records of __transaction_state then, and has given the task the producer id and epoch
-        of an earlier attempt once more. The leader of the partition has taken the rows for those of that attempt.
+        of an earlier attempt once more. The leader of the partition has taken the rows for those of that attempt. Or
+        only that attempt has written there: its rows would be taken for rows of the batch without their end marker.
         """
-        visible = frozenset(seen)
+        visible = frozenset(seen.visible)
         for outcome in outcomes:
             found = None if outcome.written is None else described.get(outcome.written.transaction.transactional_id)
             if found is None:
                 continue
-            for topic, ranges in outcome.offsets.items():
-                for place in {TopicPartition(topic, partition) for partition, *_ in ranges} & visible:
-                    if place not in found.topic_partitions:
-                        raise _unknown_rows(outcome, place, found.transactional_id)
+            written = {TopicPartition(topic, each[0]) for topic, ranges in outcome.offsets.items() for each in ranges}
+            unknown = (written & visible).union(_open_of(found.producer, seen.open_)) - found.topic_partitions
+            for place in self._cluster.ends(dict.fromkeys(sorted(unknown), 0)) if unknown else ():  # still visible
+                raise _unknown_rows(outcome, place, found.transactional_id)
 
     def _refuse_lost(self, lost: Mapping[str, tuple[TaskOutcome, TopicPartition]]) -> None:
         """Refuse rows that are open for their coordinator and not in their partition. Others were ended, by a timeout
@@ -228,7 +246,8 @@ class EndMarkers:
 
         A coordinator that gives out a new producer id shows the old one until the transaction is complete.
         """
-        own = self._cluster.describe([decided.transactional_id])[decided.transactional_id]
+        name = decided.transactional_id
+        own = self._cluster.describe([name], {name: decided.producer})[name]
         if own is None or own.producer not in {decided.producer, next_.producer}:
             raise ProducerFencedError(f"{next_}: {ProducerFencedError.sentence}")
 
@@ -268,8 +287,13 @@ class EndMarkers:
         of_batch = {each.transactional_id: each for each in decision.transactions}
         others = set().union(*blocking.values()) - {each.producer_id for each in of_batch.values()}
         older = [name for name in self._cluster.ids_of(others) if is_task_id(self._prefix, name)] if others else []
-        missing = []
-        for name, found in self._cluster.describe([*of_batch, *older]).items():
+        missing, described = [], self._cluster.describe([*of_batch, *older])
+        if ending := [name for name in older if (found := described[name]) is not None and found.state in _ENDING]:
+            log.warning(
+                "Batch %d: readers wait in %s until the coordinators of %s have written end markers.",
+                *(decision.batch_id, _named(blocking), ", ".join(ending[:_MOST_NAMED])),
+            )
+        for name, found in described.items():
             left = of_batch.get(name)
             made = _missing_of(name, left, found, blocking, hidden if left is not None else [], transaction_version)
             if made is not None:
@@ -420,6 +444,12 @@ def _missing_of(
     """
     producer_id = left.producer_id if left is not None else found.producer_id if found is not None else -1
     open_ = {place: each[producer_id] for place, each in blocking.items() if producer_id in each}
+    if left is None and found is not None and found.state in _NOT_ENDED:
+        # Its coordinator does not know these records: an end marker was left out before another attempt took the id, or
+        # records of __transaction_state were lost.
+        unknown = [place for place in open_ if place not in found.topic_partitions]
+        transaction = OpenTransaction.of(name, found.producer, transaction_version)
+        return _Missing(transaction, unknown, False, False) if unknown else None
     is_complete = found is not None and found.producer_id == producer_id and found.state in _COMPLETE
     if left is not None and open_ and not is_complete:
         raise KafkaTimeoutError(f"{left} is committed, and still open in {_named(open_)}. {_LEFT_OUT}")
@@ -464,6 +494,15 @@ def _is_unclear(batch: PartitionOffsets, found: PartitionEnds) -> bool:
     """Return whether a partition may have more than the rows of the batch from its first row on, or less."""
     has_gaps = batch.records < batch.end - batch.first
     return found.stable != batch.first or batch.first == 0 or has_gaps or found.log < batch.end
+
+
+def _open_of(producer: ProducerIdAndEpoch, open_: Mapping[TopicPartition, OpenByProducer]) -> list[TopicPartition]:
+    """Return where records of this epoch are open."""
+    return [
+        place
+        for place, found in open_.items()
+        if producer.producer_id in found and found[producer.producer_id].producer_epoch == producer.epoch
+    ]
 
 
 def _lacks_rows(own: OpenTransaction, first: int, open_: OpenByProducer | None) -> bool:

@@ -410,8 +410,8 @@ class ExactlyOnceDriver:
         """Check that every transaction is as its task left it, and young enough. Return them. Called while the decision
         is written and not committed, so that only the brokers' clocks tell the ages.
         """
-        ids = [driver.transactional_id, *(task.transaction.transactional_id for task in decision.tasks)]
-        described = self._cluster.describe(ids)
+        given = {each.transactional_id: each.producer for each in (driver, *decision.transactions)}
+        described = self._cluster.describe(given, given)
         own = described[driver.transactional_id]
         if own is None or not _is_open(own, driver) or own.start_time_ms is None:
             raise ProducerFencedError(
@@ -450,7 +450,7 @@ class ExactlyOnceDriver:
 
     def _current(self, driver: OpenTransaction) -> TransactionDescription | None:
         """Return the driver's state, None if it is fenced: then a successor's tasks may have begun what was seen."""
-        own = self._cluster.describe([self._name])[self._name]
+        own = self._cluster.describe([self._name], {self._name: driver.producer})[self._name]
         return own if own is not None and own.producer == driver.producer else None
 
     def _abort_all(self, transactions: Sequence[OpenTransaction]) -> Sequence[EndTxnOutcome]:
@@ -505,7 +505,7 @@ class ExactlyOnceDriver:
                 " the decision was written; then the batch is not decided."
                 f" {unknown_advice(decision.query_id, self._finish)}{other if is_shared else ''}"
             ) from ended.error
-        if ended.status is EndTxnStatus.INVALID_TXN_STATE:
+        if ended.status is EndTxnStatus.INVALID_TXN_STATE and not ended.is_in_doubt:
             raise IllegalStateError(
                 f"Batch {decision.batch_id} is not decided: {driver} timed out while the decision was written."
             ) from ended.error

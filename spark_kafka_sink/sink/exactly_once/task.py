@@ -87,7 +87,7 @@ class ExactlyOnceTask:
     def in_process(cls, config: SinkConfig, batch_start: BatchStart, identity: TaskIdentity) -> ExactlyOnceTask:
         """A task that asks by the client of this process."""
         locate = partial(coordinators_in_process, config)
-        return cls(batch_start, identity, partial(describe_in_process, config), locate)
+        return cls(batch_start, identity, partial(describe_in_process, config, batch_start.driver), locate)
 
     @property
     def outcome(self) -> TaskOutcome:

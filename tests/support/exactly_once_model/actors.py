@@ -34,15 +34,19 @@ if TYPE_CHECKING:
 PREFIX = "P"
 PLACE = TopicPartition("decisions", 0)
 TIMEOUT_MS = 10_000
+_MOST_TRIES = 4
 
 
 def init_producer_id(world: World, key: str, held: tuple[int, int]) -> ProducerIdAndEpoch:
     def effect() -> ProducerIdAndEpoch:
         coordinator = world.cluster.transactions
-        while (
-            code := coordinator.init_producer_id(key, TIMEOUT_MS, held, world.now_ms)
-        ) == ErrorCode.concurrent_transactions:
+        for _ in range(_MOST_TRIES):
+            code = coordinator.init_producer_id(key, TIMEOUT_MS, held, world.now_ms)
+            if code != ErrorCode.concurrent_transactions:
+                break
             coordinator.advance(world.now_ms)
+        else:
+            raise KafkaTimeoutError(f"The end of the transaction of {key} was waited for.")
         if code:
             raise error_for_code(code)
         given = coordinator.transactions[key]
@@ -62,15 +66,19 @@ def write(world: World, open_: OpenTransaction, place: TopicPartition, sequence:
         held = coordinator.begin(open_.transactional_id, world.now_ms, open_.transaction_version)
         held.partitions.add((place.topic, place.partition))
 
-    def produce() -> int:
+    def verify() -> None:
         _check(world, open_)
-        if place == PLACE:
-            world.check_topic()
         if open_.transaction_version >= 2:
             add()
         elif tuple(place) not in coordinator.transactions[open_.transactional_id].partitions:
             raise error_for_code(ErrorCode.invalid_txn_state)
+
+    def produce() -> int:
+        if place == PLACE:
+            world.check_topic()
         log = world.cluster.log(place.topic, place.partition)
+        if not log.has_ongoing(*open_.producer):
+            verify()
         return log.append(open_.producer_id, open_.producer_epoch, sequence, values)
 
     if open_.transaction_version < 2:
@@ -176,9 +184,18 @@ class ModelDriverCluster:
     def end(self, transactions: Sequence[OpenTransaction], *, committed: bool) -> list[EndTxnOutcome]:
         return [end(self.world, each, committed) for each in transactions]
 
-    def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
+    def describe(
+        self, transactional_ids: Iterable[str], given: Mapping[str, ProducerIdAndEpoch] = {}
+    ) -> Mapping[str, TransactionDescription | None]:
         ids = list(transactional_ids)
-        return self.world.request(f"describe {' '.join(ids)}", lambda: {each: self._describe(each) for each in ids})
+        described = self.world.request(
+            f"describe {' '.join(ids)}", lambda: {each: self._describe(each) for each in ids}
+        )
+        for name, found in described.items():
+            own = given.get(name)
+            if found and own and found.producer_id == own.producer_id and found.producer_epoch < own.epoch:
+                raise KafkaTimeoutError(f"The coordinator of {name} has an older epoch.")
+        return described
 
     def describe_one(self, transactional_id: str) -> TransactionDescription | None:
         return self.describe([transactional_id])[transactional_id]
@@ -214,7 +231,8 @@ class ModelDriverCluster:
         commit = self.world.cluster.transactions.offsets.get(group, {}).get((PLACE.topic, PLACE.partition))
         return None if commit is None else CommittedOffset(commit.offset, commit.metadata or "")
 
-    def ends(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, PartitionEnds]:
+    def ends(self, expected: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, PartitionEnds]:
+        places = list(expected)
         stable, logs = self._stable_ends(places), self.world.cluster.log
         log_ends = self.world.request("log ends", lambda: {place: len(logs(*place).entries) for place in places})
         return {place: PartitionEnds(stable[place], log_ends[place]) for place in places}

@@ -13,7 +13,7 @@ from support.exactly_once_model.world import CONFIG, Input, World
 from spark_kafka_sink.admin.transaction_values import TransactionDescription
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
-from spark_kafka_sink.sink.exactly_once.end_markers import EndMarkers
+from spark_kafka_sink.sink.exactly_once.end_markers import EndMarkers, SeenPartitions
 from spark_kafka_sink.sink.exactly_once.messages import (
     BatchStart,
     Decision,
@@ -308,8 +308,8 @@ class WaitsForTimeouts(World):
 class _OnlyAfterwards(EndMarkers):
     def check_rows(
         self, outcomes: Sequence[TaskOutcome], offsets: Mapping[TopicPartition, PartitionOffsets]
-    ) -> Sequence[TopicPartition]:
-        return ()
+    ) -> SeenPartitions:
+        return SeenPartitions()
 
 
 class _NoMarkers(_OnlyAfterwards):
@@ -342,6 +342,21 @@ class DecidesOverOlderRecords(World):
     """The driver does not look for records that an abort has left open."""
 
     driver_class = DecidesOverOlder
+
+
+class _TrustsRecords(EndMarkers):
+    def check_added(self, *given: Any) -> None:
+        pass
+
+
+class TrustsRecords(DecidesOverOlder):
+    markers_class = _TrustsRecords
+
+
+class TrustsRecordsOfCoordinators(World):
+    """The driver does not compare what is open in partitions with what coordinators know."""
+
+    driver_class = TrustsRecords
 
 
 class _TrustsReaders(EndMarkers):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from support.exactly_once_model.world import TOPIC_FAULTS, Fault, Plan, ViolationError, World
+from support.exactly_once_model.world import SET_BACKS, TOPIC_FAULTS, Fault, Plan, ViolationError, World
 
 Variant = tuple[int, bool]
 """Transaction version, and whether the driver keeps its epoch between batches."""
@@ -57,11 +57,11 @@ def drawn(seed: int) -> tuple[Plan, Variant]:
 
     If a decision topic and coordinators have both forgotten a query before its second batch, nothing shows that. Such
     faults are not combined. Nor does a transaction time out while it writes an end marker that was left out: the driver
-    must have died in these milliseconds, and comes back too late.
+    must have died in these milliseconds, and comes back too late. Coordinators that lose records have their own plans.
     """
     rng = random.Random(seed)
     count = rng.choice((2, 2, 3, 4, 5))
-    excluded = rng.choice((TOPIC_FAULTS, {Fault.LONG_REST, Fault.RESTORE}))
+    excluded = SET_BACKS | rng.choice((TOPIC_FAULTS, {Fault.LONG_REST, Fault.RESTORE}))
     excluded |= rng.choice(({Fault.LEFT_OUT}, {Fault.EXPIRE, Fault.LONG_REST}))
     kinds = [fault for fault in Fault if fault not in excluded]
     return {rng.randrange(_LAST_REQUEST): rng.choice(kinds) for _ in range(count)}, rng.choice(VARIANTS)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from kio.schema.errors import ErrorCode
 from support.scripted_broker.transaction_coordinator import TransactionCoordinator
 
 from spark_kafka_sink.admin.transaction_values import OpenRecords
+from spark_kafka_sink.common.errors import error_for_code
 
 
 @dataclass(slots=True)
@@ -29,10 +31,17 @@ class ModelLog:
     def __init__(self) -> None:
         self.changes = 0
         self.entries: list[Entry] = []
+        self._epochs: dict[int, int] = {}
+        """The last one of each producer id, also of an end marker."""
         self._sequences: dict[tuple[int, int, int], int] = {}
 
     def append(self, producer_id: int, epoch: int, sequence: int, values: list[Any]) -> int:
-        """Return the index of the first entry."""
+        """Return the index of the first entry. Raises InvalidProducerEpochError after a record or an end marker of a
+        later epoch (org.apache.kafka.storage.internals.log.ProducerAppendInfo).
+        """
+        if epoch < self._epochs.get(producer_id, epoch):
+            raise error_for_code(ErrorCode.invalid_producer_epoch)
+        self._epochs[producer_id] = epoch
         sent = (producer_id, epoch, sequence)
         if sent not in self._sequences:
             self.changes += 1
@@ -45,11 +54,20 @@ class ModelLog:
         self.changes += 1
         self.entries.append(Entry(-1, -1, value, True))
 
-    def end_transaction(self, producer_id: int, epoch: int, committed: bool, leader_epoch: int) -> None:
+    def has_ongoing(self, producer_id: int, epoch: int) -> bool:
+        """Return whether the leader takes records of this transaction without asking its coordinator (KIP-890)."""
+        return self.open_.get(producer_id, OpenRecords(0, -1)).producer_epoch == epoch
+
+    def end_transaction(self, producer_id: int, epoch: int, committed: bool, leader_epoch: int) -> bool:
+        """Return False if the end marker is refused because its epoch is too old."""
+        if epoch < self._epochs.get(producer_id, epoch):
+            return False
+        self._epochs[producer_id] = epoch
         for entry in self.entries:
             if entry.producer_id == producer_id and entry.is_committed is None:
                 entry.is_committed = committed
                 self.changes += 1
+        return True
 
     @property
     def open_(self) -> dict[int, OpenRecords]:

@@ -9,11 +9,13 @@ import enum
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 from support.exactly_once_model.actors import PLACE, PREFIX, ModelDriverCluster, ModelPool, write
 from support.exactly_once_model.logs import ModelCluster, ModelLog
+from support.scripted_broker.transaction_coordinator import Transaction
 
 from spark_kafka_sink.admin.transaction_values import TransactionDescription
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -73,6 +75,8 @@ class Fault(enum.Enum):
         " coordinators have forgotten all ids"
     )
 
+    SET_BACK = "the coordinator of the id that has changed last loses its last record, and is where it was before"
+    EPOCH_BACK = "as SET_BACK, and all its records since it gave out the epoch before are lost"
     LEFT_OUT = "the coordinator leaves out the end markers that it asks for, because no partition has a leader"
 
 
@@ -80,6 +84,7 @@ TASK_FAULTS = frozenset({Fault.TASK_CRASH_BEFORE, Fault.TASK_CRASH_AFTER})
 CHECKPOINT_FAULTS = frozenset({Fault.RESET, Fault.RESTORE, Fault.FORGET})
 CHANGE_FAULTS = frozenset({Fault.OTHER_ROWS, Fault.FEWER_ROWS, Fault.OTHER_TOPIC})
 """Each must end in an error if the batch was decided, and may be no error if it was not."""
+SET_BACKS = frozenset({Fault.SET_BACK, Fault.EPOCH_BACK})
 NETWORK_FAULTS = frozenset({Fault.LOST_REPLY, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER, Fault.LATE})
 TOPIC_FAULTS = frozenset({Fault.TOPIC_GONE, Fault.TOPIC_EMPTIED, Fault.ALL_FORGOTTEN})
 _REFUSALS: tuple[tuple[type[KafkaError], tuple[str, ...], frozenset[Fault]], ...] = (
@@ -90,8 +95,11 @@ _REFUSALS: tuple[tuple[type[KafkaError], tuple[str, ...], frozenset[Fault]], ...
 """Errors that stop the query: class, words of its text, and the faults that explain it."""
 COMMIT_LOG = "commit log"
 """Spark's own step, which is no request to Kafka."""
-MAY_STAY_OPEN = NETWORK_FAULTS | {Fault.SPECULATE, Fault.ZOMBIE, Fault.STALLED, Fault.OTHER_DRIVER, Fault.LONG_REST}
-"""Another driver has begun, or a late attempt; or the abort of a failed batch does not arrive."""
+MAY_STAY_OPEN = NETWORK_FAULTS | {
+    *(Fault.SPECULATE, Fault.ZOMBIE, Fault.STALLED, Fault.OTHER_DRIVER, Fault.LONG_REST),
+    *SET_BACKS,
+}
+"""Another driver has begun, or a late attempt; or the abort of a failed batch does not arrive, or is forgotten."""
 Plan = Mapping[int, Fault]
 
 
@@ -192,6 +200,10 @@ class World:
         self._drivers = 0
         self._is_tampered = False
         self._last_tasks: list[tuple[BatchStart, int, int, list[tuple[int, str]]]] = []
+        self._states: dict[str, Transaction] = {}
+        self._records: dict[str, list[Transaction | None]] = {}
+        """Of __transaction_state: for each record of an id, what the id was before."""
+        self._last_changed = ""
 
     # ---- the version of transactions -------------------------------------------------------------------------------
 
@@ -218,6 +230,8 @@ class World:
             return effect() if fault is None else self._apply_fault(fault, number, effect)
         finally:
             self._pass(0)
+            if SET_BACKS & set(self.plan.values()):
+                self._record()
             self.check()
 
     def _apply_fault(self, fault: Fault, number: int, effect: Callable[[], T]) -> T:
@@ -243,6 +257,30 @@ class World:
             raise KafkaTimeoutError(f"Request {number} was not answered.")
         _MEANWHILE.get(fault, _go_on)(self)
         return effect()
+
+    def _record(self) -> None:
+        """Note which ids have changed."""
+        for name, held in self.cluster.transactions.transactions.items():
+            before = self._states.get(name)
+            if before != held:
+                self._states[name] = _copy(held)
+                self._records.setdefault(name, []).append(before)
+                self._last_changed = name
+
+    def set_back(self, *, whole_epoch: bool) -> None:
+        """Let the coordinator of the id that has changed last lose its last record, or all those of its epoch."""
+        self._record()
+        name, records = self._last_changed, self._records.get(self._last_changed)
+        if not records:
+            return
+        lost, before = self._states[name].epoch, records.pop()
+        while whole_epoch and before is not None and before.epoch == lost:
+            before = records.pop()
+        held = self.cluster.transactions.transactions
+        if before is None:
+            del held[name], self._states[name]
+        else:
+            held[name], self._states[name] = _copy(before), before
 
     def _without_leaders(self, effect: Callable[[], T]) -> T:
         self.cluster.has_leaders = False
@@ -362,6 +400,8 @@ class World:
             if self._run_once() or self.lost or self.refused:
                 break
         else:
+            if SET_BACKS & set(self.plan.values()):
+                return  # each run has said so, and no driver can repair it
             raise ViolationError(f"The query does not get through in {MOST_RUNS} runs.")
         for _, effect in self._late:
             _quietly(effect)
@@ -503,7 +543,7 @@ class World:
         struck = [(fault, number) for number, fault in self.plan.items() if number < len(self.requests)]
         return any(
             fault is Fault.LONG_REST
-            or fault in TOPIC_FAULTS  # markers are deleted with the topic
+            or fault in SET_BACKS | TOPIC_FAULTS  # markers are deleted with the topic
             or (fault in {Fault.EXPIRE, Fault.STALLED} and self._is_verified(number))
             or (fault in {Fault.OTHER_DRIVER, Fault.LATE} and re.fullmatch(r"init P/\d.*", self.requests[number]))
             for fault, number in struck
@@ -555,10 +595,20 @@ class World:
                 expected.setdefault((input_.topic, key), []).append(row)
         for (topic, key), rows in expected.items():
             log = self.cluster.log(topic, key)
-            # the marker of an attempt that counts no more may be missing until the next batch
-            seen = log.committed() if Fault.LEFT_OUT in self.plan.values() else log.visible()
+            seen = log.committed() if self._may_stay_hidden() else log.visible()
             if self.refused is None and seen != rows:
                 raise ViolationError(f"Of key {key} readers of {topic} see {seen}, and the query has finished {rows}")
+
+    def _may_stay_hidden(self) -> bool:
+        """Return whether readers may wait behind open records. The marker of an attempt that counts no more may be
+        missing until the next batch. Nothing shows whose records are those of a producer id that was forgotten, and the
+        coordinator of an epoch that is too old writes no marker; the driver only says that it waits for one.
+        """
+        held = self.cluster.transactions.transactions.values()
+        known = {each.producer_id for each in held if not each.state.startswith("Prepare")}
+        open_ = {producer_id for log in self.cluster.logs.values() for producer_id in log.open_}
+        is_forgotten = bool(SET_BACKS & set(self.plan.values()) and open_ - known)
+        return is_forgotten or Fault.LEFT_OUT in self.plan.values()
 
 
 class DriverFirstWorld(World):
@@ -584,6 +634,11 @@ class BegunWorld(World):
         super().run()
 
 
+def _copy(held: Transaction) -> Transaction:
+    """The offsets that wait for its end are those of another topic."""
+    return replace(held, partitions={*held.partitions}, groups={*held.groups})
+
+
 def _quietly(effect: Callable[[], Any]) -> None:
     with contextlib.suppress(KafkaError, TaskCrash):
         effect()
@@ -595,6 +650,8 @@ def _go_on(world: World) -> None:
 
 _MEANWHILE: Mapping[Fault, Callable[[World], None]] = {
     Fault.EXPIRE: World.expire,
+    Fault.SET_BACK: functools.partial(World.set_back, whole_epoch=False),
+    Fault.EPOCH_BACK: functools.partial(World.set_back, whole_epoch=True),
     Fault.OTHER_DRIVER: World.run_other_driver,
     Fault.LONG_REST: World.rest_for_long,
     Fault.SPECULATE: lambda world: world.run_other_attempt(9),

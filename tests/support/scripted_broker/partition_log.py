@@ -106,17 +106,20 @@ class PartitionLog:
             for each in self.aborted
         )
 
-    def end_transaction(self, producer_id: int, epoch: int, committed: bool, leader_epoch: int) -> None:
-        """Append the marker; the producer continues in its epoch."""
+    def end_transaction(self, producer_id: int, epoch: int, committed: bool, leader_epoch: int) -> bool:
+        """Append the marker; the producer continues in its epoch. Return False if the marker's epoch is too old."""
+        state = self.producers.get(producer_id)
+        if state is not None and epoch < state.epoch:
+            return False
         offset = self.next_offset
         data = control_batch(producer_id, epoch, committed, 0)
         self.batches.append(StoredBatch(offset, check_batch(data), place_batch(data, offset, leader_epoch)))
         first_offset = self.open_transactions.pop(producer_id, None)
         if first_offset is not None and not committed:
             self.aborted.append(AbortedTransaction(producer_id, first_offset, offset))
-        state = self.producers.get(producer_id)
         if state is None or state.epoch != epoch:
             self.producers[producer_id] = _ProducerState(epoch)
+        return True
 
     def append(self, data: bytes, leader_epoch: int) -> AppendResult:
         """Check and append one batch. Raises BadBatchError if its bytes are wrong."""

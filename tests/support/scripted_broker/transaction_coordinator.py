@@ -180,11 +180,14 @@ class TransactionCoordinator:
         held.markers_due_ms = now_ms + self.marker_delay_ms
 
     def _complete(self, held: Transaction) -> None:
-        committed = held.is_committing
+        committed, ended = held.is_committing, True
         for topic, index in sorted(held.partitions):
             partition = self._cluster.partition(topic, index)
             if partition is not None and not (self.leaves_out_markers and partition.leader_id == _NO_LEADER):
-                partition.log.end_transaction(held.producer_id, held.epoch, committed, partition.leader_epoch)
+                log = partition.log
+                ended &= log.end_transaction(held.producer_id, held.epoch, committed, partition.leader_epoch)
+        if not ended:  # it stays so: TransactionMarkerRequestCompletionHandler gives up after INVALID_PRODUCER_EPOCH
+            return
         for group in sorted(held.groups):
             commits = held.pending_offsets.pop(group, {})
             if committed:

@@ -38,7 +38,7 @@ def test_refusal_after_a_lost_response_is_in_doubt(is_in_doubt: bool, status: En
     open_ = OpenTransaction("id", 5, 3, 2)
     error = UnsupportedVersionError("a coordinator of an older release by then")
     outcome = end_txn_outcome(open_, Outcome(None, error, is_in_doubt))
-    assert outcome == EndTxnOutcome(open_, status, open_.producer, error)
+    assert outcome == EndTxnOutcome(open_, status, open_.producer, error, is_in_doubt)
 
 
 # ---- producer ids --------------------------------------------------------------------------------------------------
@@ -187,6 +187,27 @@ def test_state_that_is_new_to_us_is_unknown(bench: CoordinatorBench) -> None:
     found = bench.coordinator.transactions.describe_transactions(["id"], bench.timer())["id"]
     assert found is not None
     assert found.state is TransactionState.UNKNOWN
+
+
+def test_older_epoch_of_a_node_that_was_frozen_is_not_believed(bench: CoordinatorBench) -> None:
+    """Bug: it coordinated the id no longer, and answered from its memory. A task then blamed another driver."""
+    (open_,) = bench.open("id")
+
+    def older(values: dict[str, Any]) -> dict[str, Any]:
+        states = [state | {"producer_epoch": open_.producer_epoch - 1} for state in values["transaction_states"]]
+        return values | {"transaction_states": states}
+
+    bench.cluster.on(ApiKey.DESCRIBE_TRANSACTIONS, faults.change(older), times=2)
+    describe = bench.coordinator.transactions.describe_transactions
+    found = describe(["id"], bench.timer())["id"]
+    assert found is not None
+    assert found.producer_epoch == open_.producer_epoch - 1, "nobody has said what was given out"
+    found = describe(["id"], bench.timer(), {"id": open_.producer})["id"]
+    assert found is not None
+    assert found.producer == open_.producer
+    bench.cluster.on(ApiKey.DESCRIBE_TRANSACTIONS, faults.change(older), times=None)
+    with pytest.raises(KafkaTimeoutError, match=r"'id'.*has an older epoch than 0, which was given out since"):
+        describe(["id"], bench.timer(2_000), {"id": open_.producer})
 
 
 def test_contradictory_description_is_requested_again(bench: CoordinatorBench) -> None:

@@ -50,6 +50,7 @@ from spark_kafka_sink.sink.options import SinkConfig
 
 T = TypeVar("T")
 
+DRIVER = OpenTransaction("P/driver", 0, 0, 2)
 CONFIG = SinkConfig.from_options(
     {
         "kafka.bootstrap.servers": "broker-0:9092",
@@ -175,9 +176,9 @@ def test_last_id_is_asked_for_again_if_the_answers_are_far_apart(
     calls: list[list[str]] = []
     describe = Transactions.describe_transactions
 
-    def counted(self: Transactions, ids: Iterable[str], timer: Timer) -> object:
+    def counted(self: Transactions, ids: Iterable[str], timer: Timer, *given: Any) -> object:
         calls.append([*ids])
-        return describe(self, calls[-1], timer)
+        return describe(self, calls[-1], timer, *given)
 
     monkeypatch.setattr(Transactions, "describe_transactions", counted)
     monkeypatch.setattr(cluster_module, "connect", lambda config: bench.coordinator)
@@ -187,7 +188,8 @@ def test_last_id_is_asked_for_again_if_the_answers_are_far_apart(
         times=slow_answers,
         node_id=1,
     )
-    found = describe_in_process(replace(CONFIG, producer=replace(CONFIG.producer, max_block_ms=60_000)), asked[0])
+    config = replace(CONFIG, producer=replace(CONFIG.producer, max_block_ms=60_000))
+    found = describe_in_process(config, DRIVER, asked[0])
     assert {name: each.state for name, each in found.items() if each} == dict.fromkeys(
         asked[0], TransactionState.ONGOING
     )
@@ -202,7 +204,7 @@ def test_client_is_made_again_after_a_refused_login(monkeypatch: pytest.MonkeyPa
 
     def ask() -> object:
         if who == "task":
-            return describe_in_process(CONFIG, ["P/driver"])
+            return describe_in_process(CONFIG, DRIVER, ["P/driver"])
         with process_driver(CONFIG, "P") as driver:
             return driver.begin()
 

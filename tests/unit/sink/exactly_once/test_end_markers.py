@@ -236,6 +236,40 @@ def test_partition_that_its_coordinator_lost_is_not_committed(bench: Coordinator
     assert driver.abort(batch_start, [outcome])
 
 
+def test_rows_of_an_earlier_attempt_in_the_same_epoch_are_not_committed(bench: CoordinatorBench) -> None:
+    """Bug: __transaction_state was set back, and a task got the epoch of an earlier attempt. That attempt had written
+    into a partition that the batch wrote, too, by another task. Its rows were taken for rows of the batch without their
+    end marker, and were committed.
+    """
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    outcomes = [of_first_task_elsewhere(bench, batch_start)]
+    assert outcomes[0].written is not None
+    bench.raw.write(outcomes[0].written.transaction, PLACE, "earlier")
+    bench.cluster.transactions.transactions["P/0"].partitions.discard(PLACE)
+    outcomes.append(of_second_task(bench, batch_start))
+    with pytest.raises(IllegalStateError, match="coordinator of P/0 does not know that it has written into t-0"):
+        driver.commit(outcomes)
+    assert driver.abort(batch_start, outcomes)
+    batch_start = driver.begin()
+    driver.commit([of_first_task_elsewhere(bench, batch_start), of_second_task(bench, batch_start)])
+    assert bench.values() == ["second"]
+
+
+def test_older_transaction_that_is_being_ended_is_named(
+    bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Readers wait for its end marker. If its coordinator has lost records, it may never write it."""
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    older = bench.raw.begin("P/0.1")
+    bench.raw.write(older, PLACE, "older")
+    held = bench.cluster.transactions.transactions["P/0.1"]
+    held.state, held.markers_due_ms = "PrepareAbort", bench.rig.now_ms + 3_600_000
+    driver.commit([reported(bench, batch_start)])
+    assert "readers wait in t-0 until the coordinators of P/0.1 have written end markers" in caplog.text
+
+
 def test_decision_that_is_taken_for_an_earlier_one_is_noticed() -> None:
     """Bug: the coordinator of a driver was set back, and gave it the epoch of the batch before. Under version 1 the
     leader took the decision for that batch's, and this batch was committed without a decision.
@@ -300,6 +334,20 @@ def test_rows_that_an_unclean_election_loses_are_noticed(bench: CoordinatorBench
     outcome = replace(outcome, offsets={PLACE.topic: [[PLACE.partition, first, first + 2, 2]]})
     with pytest.raises(IllegalStateError, match="not decided: t-0 has lost rows of P/0"):
         driver.commit([outcome])
+
+
+def test_older_end_from_a_leader_that_was_frozen_is_not_believed(bench: CoordinatorBench) -> None:
+    """Bug: it led the partition no longer, and answered from its memory. The batch failed, as if its rows were lost."""
+
+    def older(values: dict[str, Any]) -> dict[str, Any]:
+        partition = values["topics"][0]["partitions"][0] | {"offset": 0}
+        return values | {"topics": [{"name": "t", "partitions": [partition]}]}
+
+    driver = driver_of(bench, "P")
+    outcome = reported(bench, driver.begin())
+    bench.cluster.on(ApiKey.LIST_OFFSETS, faults.change(older), times=4)  # two looks at both ends
+    driver.commit([outcome])
+    assert bench.values() == ["row"]
 
 
 def test_first_rows_of_a_task_that_an_unclean_election_loses_are_noticed(bench: CoordinatorBench) -> None:
@@ -474,6 +522,24 @@ def test_aborted_rows_of_another_attempt_do_not_stop_readers(
     driver.commit([reported(bench, driver.begin())])
     assert bench.values() == ["row"]
     assert "end markers are missing in t-0" in caplog.text
+
+
+@pytest.mark.parametrize("state", ["Empty", "Ongoing"])
+def test_rows_of_another_attempt_that_its_coordinator_has_forgotten_do_not_stop_readers(
+    bench: CoordinatorBench, state: str
+) -> None:
+    """Bug: its coordinator had lost records of __transaction_state, so the end of that transaction wrote no marker into
+    the partition. The batch was reported as written, and no reader saw it, or anything after it.
+    """
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    dead = bench.raw.begin("P/0.1")
+    bench.raw.write(dead, PLACE, "dead")
+    held = bench.cluster.transactions.transactions["P/0.1"]
+    held.state = state
+    held.partitions.clear()
+    driver.commit([reported(bench, batch_start)])
+    assert bench.values() == ["row"]
 
 
 def marked(bench: CoordinatorBench, outcome: TaskOutcome) -> TaskOutcome:
@@ -739,6 +805,11 @@ def test_topic_that_the_driver_cannot_see_is_named(
     assert text in caplog.text
 
 
+def without_topics(values: Any) -> Any:
+    """Return the descriptions of transactions for one who may not describe their topics."""
+    return {"transaction_states": [each | {"topics": ()} for each in values["transaction_states"]]}
+
+
 def test_topics_that_the_driver_may_not_describe_do_not_end_later_requests(
     bench: CoordinatorBench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -758,9 +829,6 @@ def test_topics_that_the_driver_may_not_describe_do_not_end_later_requests(
         ]
         return values | {"topics": topics}
 
-    def without_topics(values: Any) -> Any:
-        return {"transaction_states": [each | {"topics": ()} for each in values["transaction_states"]]}
-
     driver = driver_of(bench, "P")
     outcome = reported(bench, driver.begin())
     bench.cluster.on(ApiKey.METADATA, refuse, times=None)
@@ -771,6 +839,27 @@ def test_topics_that_the_driver_may_not_describe_do_not_end_later_requests(
     assert driver.begin().last_batch_id == 4
 
 
+def test_permission_that_is_taken_away_after_the_first_look_is_no_lost_record(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: brokers leave out a topic without DESCRIBE, and the batch failed: records of __transaction_state were lost,
+    it said.
+    """
+
+    def taken_away(self: KafkaDriverCluster, *given: Any) -> int:
+        bench.cluster.on(ApiKey.DESCRIBE_TRANSACTIONS, faults.change(without_topics), times=None)
+        bench.cluster.on(ApiKey.LIST_OFFSETS, faults.fail_with(TopicAuthorizationError), times=2)
+        return write(self, *given)
+
+    driver, write = driver_of(bench, "P"), KafkaDriverCluster.write_decision
+    outcome = reported(bench, driver.begin())
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "write_decision", taken_away)
+        patch.setattr(KafkaDriverCluster, "_log_end", lambda self: 0)
+        assert driver.commit([outcome]).decision is not None
+    assert "was not checked" in caplog.text
+
+
 def test_many_topics_are_looked_up_together(bench: CoordinatorBench) -> None:
     """A batch with a column `topic` may have thousands."""
     names = [f"many-{number}" for number in range(30)]
@@ -778,7 +867,7 @@ def test_many_topics_are_looked_up_together(bench: CoordinatorBench) -> None:
         bench.cluster.create_topic(name, 1)
     cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
     before = len(bench.asked(ApiKey.METADATA))
-    ends = cluster.ends([TopicPartition(name, 0) for name in names])
+    ends = cluster.ends({TopicPartition(name, 0): 0 for name in names})
     assert list(ends.values()) == [PartitionEnds(0, 0)] * 30
     assert len(bench.asked(ApiKey.METADATA)) - before <= 2
 

@@ -20,6 +20,7 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     BrokerError,
     IllegalStateError,
+    InvalidPidMappingError,
     KafkaError,
     KafkaTimeoutError,
     ProducerFencedError,
@@ -268,6 +269,29 @@ def test_refused_decision_commit_reports_the_known_state(
     with pytest.raises(kind, match=text):
         driver.commit([reported])
     assert bench.state("P/0") == "Ongoing"
+
+
+def test_forgotten_id_of_the_driver_names_the_setting(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
+    reported = task_outcome(bench, driver.begin())
+    del bench.cluster.transactions.transactions["P/driver"]
+    with pytest.raises(
+        InvalidPidMappingError, match=r"4 is not decided: .* P/driver\. Raise .*id\.expiration\.ms above"
+    ):
+        driver.commit([reported])
+
+
+def test_refusal_after_a_lost_answer_does_not_say_that_the_batch_is_not_decided(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver
+) -> None:
+    """Bug: the answer to the commit of the decision was lost, and the node that was asked again did not know better.
+    The batch was called not decided, so who wrote it again wrote it twice.
+    """
+    reported = task_outcome(bench, driver.begin())
+    bench.cluster.on(ApiKey.END_TXN, faults.lose_response())
+    bench.cluster.on(ApiKey.END_TXN, faults.fail_with(ErrorCode.invalid_txn_state))
+    with pytest.raises(KafkaTimeoutError, match="Whether batch 4 is decided is not known: "):
+        driver.commit([reported])
+    assert driver_of(bench, "P").begin().last_batch_id == 4
 
 
 @pytest.mark.parametrize(

@@ -320,7 +320,7 @@ def test_finished_transactions_listed_as_empty_are_not_logged(
     described = KafkaDriverCluster.describe
 
     def describe(
-        cluster: KafkaDriverCluster, transactional_ids: Iterable[str]
+        cluster: KafkaDriverCluster, transactional_ids: Iterable[str], _given: object = None
     ) -> dict[str, TransactionDescription | None]:
         return {name: found if name == "P/7" else described(cluster, [name])[name] for name in transactional_ids}
 

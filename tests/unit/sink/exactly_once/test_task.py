@@ -330,7 +330,7 @@ def test_foreach_batch_task_reports_the_drivers_batch() -> None:
 @pytest.mark.usefixtures("properties")
 def test_rows_of_a_foreach_batch_task_go_into_its_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
-    monkeypatch.setattr(task_module, "describe_in_process", lambda config, names: bench.describe(names))
+    monkeypatch.setattr(task_module, "describe_in_process", lambda config, driver, names: bench.describe(names))
     monkeypatch.setattr(task_module, "coordinators_in_process", lambda config, *task: bench.locate(*task))
     pool = ScriptedPool(bench.create)
     batch_start = BatchStart("P", OpenTransaction("P/driver", 1, 0, 2), TopicPartition("decisions", 0), 3)
