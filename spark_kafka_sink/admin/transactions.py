@@ -106,15 +106,19 @@ class Transactions:
         transactional_ids: Iterable[str],
         timer: Timer,
         given: Mapping[str, ProducerIdAndEpoch] = {},
+        *,
+        have_begun: bool = False,
     ) -> dict[str, TransactionDescription | None]:
         """Return the transactions' states, None for an id that its coordinator does not know. One request a
         coordinator.
 
         `given`: what coordinators have given out for ids. Kafka answers this request from memory, also on a broker that
-        was frozen and does not know yet that it coordinates nothing any more. An older epoch shows that, and the
-        coordinator is looked for again. Raises TransactionalIdAuthorizationError, KafkaTimeoutError.
+        was frozen and does not know yet that it coordinates nothing any more. An older epoch shows that, or, with
+        `have_begun`, the same one without a transaction; then the coordinator is looked for again.
+
+        Raises TransactionalIdAuthorizationError, KafkaTimeoutError.
         """
-        outcomes = self._calls.run(_DescribeTransactions(given), transactional_ids, timer)
+        outcomes = self._calls.run(_DescribeTransactions(given, have_begun), transactional_ids, timer)
         return {transactional_id: outcome.get().description for transactional_id, outcome in outcomes.items()}
 
     def list_transactions(
@@ -272,17 +276,21 @@ def end_txn_outcome(transaction: OpenTransaction, outcome: Outcome[ProducerIdAnd
 class _Described(NamedTuple):
     description: TransactionDescription | None
 
-    def is_older_than(self, given: ProducerIdAndEpoch) -> bool:
+    def is_older_than(self, given: ProducerIdAndEpoch, has_begun: bool) -> bool:
         found = self.description
-        return found is not None and found.producer_id == given.producer_id and found.producer_epoch < given.epoch
+        if found is None or found.producer_id != given.producer_id:
+            return False
+        is_before_begin = has_begun and found.state is TransactionState.EMPTY and found.producer_epoch == given.epoch
+        return is_before_begin or found.producer_epoch < given.epoch
 
 
 class _DescribeTransactions(CoordinatorApi[str, _Described]):
     key_type = TRANSACTION
     advice: ClassVar[Mapping[int, str]] = {53: _MAY_NOT_DESCRIBE}
 
-    def __init__(self, given: Mapping[str, ProducerIdAndEpoch]) -> None:
+    def __init__(self, given: Mapping[str, ProducerIdAndEpoch], have_begun: bool) -> None:
         self._given = given
+        self._have_begun = have_begun
 
     def key(self, item: str) -> str:
         return item
@@ -304,8 +312,8 @@ class _DescribeTransactions(CoordinatorApi[str, _Described]):
 
     def _checked(self, item: str, state: Message) -> _Described | KafkaError:
         answer, given = _described(state), self._given.get(item)
-        if given is not None and isinstance(answer, _Described) and answer.is_older_than(given):
-            return NotCoordinatorError(f"It has an older epoch than {given.epoch}, which was given out since.")
+        if given is not None and isinstance(answer, _Described) and answer.is_older_than(given, self._have_begun):
+            return NotCoordinatorError(f"Its state is older than what was done in epoch {given.epoch}.")
         return answer
 
 

@@ -267,9 +267,14 @@ class KafkaDriverCluster:
         return self._client.transactions.end_txns(transactions, timer, committed=committed)
 
     def describe(
-        self, transactional_ids: Iterable[str], given: Mapping[str, ProducerIdAndEpoch] = {}
+        self,
+        transactional_ids: Iterable[str],
+        given: Mapping[str, ProducerIdAndEpoch] = {},
+        *,
+        have_begun: bool = False,
     ) -> Mapping[str, TransactionDescription | None]:
-        return self._client.transactions.describe_transactions(transactional_ids, self._timer(), given)
+        describe = self._client.transactions.describe_transactions
+        return describe(transactional_ids, self._timer(), given, have_begun=have_begun)
 
     def list_ids(self, states: Iterable[TransactionState]) -> list[str]:
         listed = self._client.transactions.list_transactions(self._timer(), states=states)

@@ -92,9 +92,15 @@ class MarkersCluster(Protocol):
         ...
 
     def describe(
-        self, transactional_ids: Iterable[str], given: Mapping[str, ProducerIdAndEpoch] = {}
+        self,
+        transactional_ids: Iterable[str],
+        given: Mapping[str, ProducerIdAndEpoch] = {},
+        *,
+        have_begun: bool = False,
     ) -> Mapping[str, TransactionDescription | None]:
-        """`given`: an answer with an older epoch than this is not believed."""
+        """`given`: an answer with an older epoch than this is not believed. `have_begun`: nor the same epoch without a
+        transaction.
+        """
         ...
 
     def init_producer_id(self, transactional_id: str, held: ProducerIdAndEpoch | None) -> ProducerIdAndEpoch:

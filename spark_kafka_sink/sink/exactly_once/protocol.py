@@ -411,7 +411,7 @@ class ExactlyOnceDriver:
         is written and not committed, so that only the brokers' clocks tell the ages.
         """
         given = {each.transactional_id: each.producer for each in (driver, *decision.transactions)}
-        described = self._cluster.describe(given, given)
+        described = self._cluster.describe(given, given, have_begun=True)
         own = described[driver.transactional_id]
         if own is None or not _is_open(own, driver) or own.start_time_ms is None:
             raise ProducerFencedError(

@@ -185,7 +185,11 @@ class ModelDriverCluster:
         return [end(self.world, each, committed) for each in transactions]
 
     def describe(
-        self, transactional_ids: Iterable[str], given: Mapping[str, ProducerIdAndEpoch] = {}
+        self,
+        transactional_ids: Iterable[str],
+        given: Mapping[str, ProducerIdAndEpoch] = {},
+        *,
+        have_begun: bool = False,
     ) -> Mapping[str, TransactionDescription | None]:
         ids = list(transactional_ids)
         described = self.world.request(
@@ -193,8 +197,16 @@ class ModelDriverCluster:
         )
         for name, found in described.items():
             own = given.get(name)
-            if found and own and found.producer_id == own.producer_id and found.producer_epoch < own.epoch:
-                raise KafkaTimeoutError(f"The coordinator of {name} has an older epoch.")
+            if (
+                found
+                and own
+                and found.producer_id == own.producer_id
+                and (
+                    found.producer_epoch < own.epoch
+                    or (have_begun and found.producer_epoch == own.epoch and found.state is TransactionState.EMPTY)
+                )
+            ):
+                raise KafkaTimeoutError(f"The coordinator of {name} has an older state.")
         return described
 
     def describe_one(self, transactional_id: str) -> TransactionDescription | None:

@@ -189,6 +189,24 @@ def test_state_that_is_new_to_us_is_unknown(bench: CoordinatorBench) -> None:
     assert found.state is TransactionState.UNKNOWN
 
 
+def test_state_before_the_begin_is_not_believed_after_it(bench: CoordinatorBench) -> None:
+    (open_,) = bench.open("id")
+
+    def before(values: dict[str, Any]) -> dict[str, Any]:
+        return values | {
+            "transaction_states": [each | {"transaction_state": "Empty"} for each in values["transaction_states"]]
+        }
+
+    for have_begun, state in ((False, TransactionState.EMPTY), (True, TransactionState.ONGOING)):
+        bench.cluster.on(ApiKey.DESCRIBE_TRANSACTIONS, faults.change(before))
+        given = {"id": open_.producer}
+        found = bench.coordinator.transactions.describe_transactions(
+            ["id"], bench.timer(), given, have_begun=have_begun
+        )
+        assert found["id"] is not None
+        assert found["id"].state is state
+
+
 def test_older_epoch_of_a_node_that_was_frozen_is_not_believed(bench: CoordinatorBench) -> None:
     """Bug: it coordinated the id no longer, and answered from its memory. A task then blamed another driver."""
     (open_,) = bench.open("id")
@@ -206,7 +224,7 @@ def test_older_epoch_of_a_node_that_was_frozen_is_not_believed(bench: Coordinato
     assert found is not None
     assert found.producer == open_.producer
     bench.cluster.on(ApiKey.DESCRIBE_TRANSACTIONS, faults.change(older), times=None)
-    with pytest.raises(KafkaTimeoutError, match=r"'id'.*has an older epoch than 0, which was given out since"):
+    with pytest.raises(KafkaTimeoutError, match=r"'id'.*Its state is older than what was done in epoch 0"):
         describe(["id"], bench.timer(2_000), {"id": open_.producer})
 
 

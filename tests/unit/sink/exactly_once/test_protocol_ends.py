@@ -176,11 +176,11 @@ def test_unreadable_markers_error_says_batch_is_decided(
     ask = getattr(KafkaDriverCluster, what)
     asked = []
 
-    def in_vain(*given: Any) -> Any:
+    def in_vain(*given: Any, **named: Any) -> Any:
         asked.append(given[1])
         if what == "markers" or asked.count(["P/driver"]) == 2:  # the first time before any task is committed
             raise kind("P/0 cannot be asked.")
-        return ask(*given)
+        return ask(*given, **named)
 
     monkeypatch.setattr(KafkaDriverCluster, what, in_vain)
     text = r"^Batch 4 of P is decided, and its commit did not end: P/0 cannot be asked\. It is finished when .* started"
@@ -320,7 +320,7 @@ def test_finished_transactions_listed_as_empty_are_not_logged(
     described = KafkaDriverCluster.describe
 
     def describe(
-        cluster: KafkaDriverCluster, transactional_ids: Iterable[str], _given: object = None
+        cluster: KafkaDriverCluster, transactional_ids: Iterable[str], _given: object = None, **_named: object
     ) -> dict[str, TransactionDescription | None]:
         return {name: found if name == "P/7" else described(cluster, [name])[name] for name in transactional_ids}
 
