@@ -27,6 +27,7 @@ from spark_kafka_sink.common.errors import (
     ConfigError,
     IllegalStateError,
     KafkaError,
+    KafkaTimeoutError,
     ProtocolError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
@@ -35,6 +36,7 @@ from spark_kafka_sink.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.exactly_once.advice import name_of_query, operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect, create_decision_topic
+from spark_kafka_sink.sink.exactly_once.end_markers import EndMarkers
 from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, prefix_of
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver, PrefixRecords
 from spark_kafka_sink.sink.exactly_once.query_names import is_names_key
@@ -103,10 +105,10 @@ class Operator:
 
     def accept(self, prefix: str) -> None:
         """Let the query go on after the batch decided last, whatever its rows are then. Of a batch that is not
-        finished, all transactions that can still be committed are.
+        finished, all transactions that can still be committed are, with end markers that brokers have left out.
 
-        Raises IllegalStateError if nothing was decided, for a copy of the decision topic, and if a coordinator did not
-        say what became of a transaction, or may not be asked.
+        Raises IllegalStateError if nothing was decided, for a copy of the decision topic, if a coordinator did not
+        say what became of a transaction, or may not be asked, and if readers cannot read what was committed.
         """
         cluster = self._used(prefix)
         driver = self._fenced(prefix)
@@ -133,6 +135,15 @@ class Operator:
                     " when the coordinator answers."
                 ) from each.error
         committed = [each for each in ended if each.error is None]
+        ids = {each.transaction.transactional_id for each in committed}
+        left = tuple(task for task in last.tasks if task.transaction.transactional_id in ids)
+        try:
+            EndMarkers(prefix, cluster).complete(replace(last, tasks=left), driver)
+        except KafkaTimeoutError as error:
+            raise IllegalStateError(
+                f"Batch {last.batch_id} stays as it is: its rows are committed, and readers do not see all of them yet."
+                f" {error} Run accept again when the partition has a leader: a later batch could abort them."
+            ) from error
         self._write(cluster, driver, replace(last.finished(), is_accepted=len(committed) < len(last.tasks)))
         self._say(
             f"Batch {last.batch_id} is closed: {len(committed)} of {len(last.tasks)} transactions are known to be"

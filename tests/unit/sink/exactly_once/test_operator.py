@@ -84,7 +84,10 @@ class OperatorBench(CoordinatorBench):
     def decide(self, batch_id: int) -> list[TaskOutcome]:
         """Run the batch up to its decision, before any task's transaction is committed."""
         outcomes = self.batch(batch_id)
+        self.decide_these(outcomes)
+        return outcomes
 
+    def decide_these(self, outcomes: list[TaskOutcome]) -> None:
         class GoneError(Exception):
             pass
 
@@ -95,7 +98,6 @@ class OperatorBench(CoordinatorBench):
         with pytest.raises(GoneError):
             self.driver.commit(outcomes)
         del self.driver.finish
-        return outcomes
 
     def said(self) -> str:
         text = self.out.getvalue()
@@ -478,6 +480,47 @@ def test_operator_finds_a_decision_without_its_marker(
     getattr(bench.operator, command)(PREFIX)
     assert "Batch 5 is c" in bench.said()
     assert sorted(bench.values()) == ["row 5.0", "row 5.1"]
+
+
+def decide_and_lose_one(bench: OperatorBench) -> None:
+    """Decide batch 0. Task 0 is committed while the partition has no leader, and its end marker is left out. The
+    transaction of task 1 has timed out.
+    """
+    bench.cluster.transactions.leaves_out_markers = True
+    batch_start = bench.driver.begin()
+    outcomes = []
+    for partition in range(2):
+        at = bench.cluster.log("t", 0).next_offset
+        task = bench.task(batch_start, 0, partition)
+        outcomes.append(replace(task, offsets={"t": [[0, at, at + 1, 1]]}))
+    bench.decide_these(outcomes)
+    committed, lost = (each.written.transaction for each in outcomes if each.written is not None)
+    bench.end([lost], committed=False)
+    bench.cluster.move_leader("t", 0, NO_LEADER)
+    bench.commit(committed)
+
+
+def test_accept_writes_end_markers_that_were_left_out(bench: OperatorBench) -> None:
+    """Bug: accept said that a transaction was committed, and a batch that failed later aborted its rows: the end marker
+    was left out (KAFKA-20734).
+    """
+    decide_and_lose_one(bench)
+    bench.cluster.move_leader("t", 0, 0)
+    bench.operator.accept(PREFIX)
+    assert bench.said().startswith("Batch 0 is closed: 1 of 2 transactions are known to be committed.")
+    assert bench.values() == ["row 0.0"]
+    batch_start = bench.driver.begin()
+    bench.driver.abort(batch_start, [bench.task(batch_start, 1, 0)])
+    assert bench.values() == ["row 0.0"]
+
+
+def test_accept_is_refused_while_readers_do_not_see_committed_rows(bench: OperatorBench) -> None:
+    decide_and_lose_one(bench)
+    with pytest.raises(IllegalStateError, match=r"Batch 0 stays as it is: its rows are committed.*t-0.*accept again"):
+        bench.operator.accept(PREFIX)
+    bench.cluster.move_leader("t", 0, 0)
+    bench.operator.accept(PREFIX)
+    assert bench.values() == ["row 0.0"]
 
 
 def test_list_of_a_prefix_has_only_its_own_transactions() -> None:
