@@ -393,7 +393,10 @@ class IllegalSaslStateError(AuthenticationError):
 
 class UnsupportedVersionError(KafkaError):
     error_code = 35
-    sentence = "The server supports no version of this request that this client supports."
+    sentence = (
+        "The server does not accept the version of this request that it announced. If its transaction.version or"
+        " metadata.version was lowered, raise it again, and restart this process."
+    )
     oldest_release: str | None = None
     """The oldest Kafka release that supports the option, if the error names one."""
 

@@ -596,8 +596,8 @@ def process_driver(config: SinkConfig, prefix: str, *, is_one_off: bool = False)
             cluster = KafkaDriverCluster(client, config, prefix, is_one_off=is_one_off)
             yield ExactlyOnceDriver(prefix, cluster, SystemClock().wall_ms, topic=config.topic, is_new=is_one_off)
         except UnsupportedVersionError as error:
-            if error.oldest_release is not None:
-                raise
+            if error.oldest_release is not None or UnsupportedVersionError.sentence in str(error):
+                raise  # it names a release, or a node has refused what it had announced
             refusal = error.reworded(f"{_NEEDS_RELEASE} {error}")
             refusal.oldest_release = _OLDEST_RELEASE
             raise refusal from error

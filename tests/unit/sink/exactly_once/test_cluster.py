@@ -17,6 +17,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 from support.certificates import Authority
 from support.coordinator_bench import CoordinatorBench
+from support.driver_steps import task_outcome
 from support.fake_clock import FakeClock
 from support.scripted_broker import faults
 
@@ -479,6 +480,20 @@ def test_too_old_broker_is_refused_with_the_needed_release(monkeypatch: pytest.M
         driver.abort(driver.begin(), ())
     assert str(refused.value).count("delivery.guarantee=exactly-once needs Kafka 3.0 or newer.") == 1
     assert missing.name in str(refused.value)
+
+
+def test_lowered_transaction_version_is_not_called_an_old_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: transaction.version was lowered to 0 during a batch, and the error said that Kafka 3.0 is needed."""
+    bench = CoordinatorBench()
+    monkeypatch.setattr(cluster_module, "connect", Mock(return_value=bench.coordinator))
+    monkeypatch.setattr(bench.coordinator, "close", Mock())
+    with process_driver(CONFIG, "P") as driver:
+        outcome = task_outcome(bench, driver.begin())
+    bench.cluster.on(ApiKey.PRODUCE, faults.fail_with(ErrorCode.unsupported_version))
+    with pytest.raises(UnsupportedVersionError) as refused, process_driver(CONFIG, "P") as driver:
+        driver.commit([outcome])
+    assert "If its transaction.version or metadata.version was lowered, raise it again" in str(refused.value)
+    assert "Kafka 3.0" not in str(refused.value)
 
 
 def test_client_is_made_again_once_its_truststore_was_renewed(made: list[ProducerConfig], tmp_path: Path) -> None:
