@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
 import pytest
 from integration.parity.cases import KEYED, TO_THE_TOPIC, UNKEYED
 from integration.parity.conftest import Topics
 from integration.parity.ways import BATCH_WAYS, Write, stream_through, through_spark
-from pyspark.errors import IllegalArgumentException
+from pyspark.errors import IllegalArgumentException, StreamingQueryException
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from support.librdkafka import read_topic
 
 from spark_kafka_sink import KafkaSink
@@ -107,6 +109,28 @@ def test_spark_refuses_python_sinks_in_real_time_mode(
     with pytest.raises(IllegalArgumentException) as caught:
         writer.trigger(realTime="5 seconds").start()  # type: ignore[call-overload]
     assert "STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST" in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["foreach", "foreach, with a column between", "foreachBatch", "kafka_sink"])
+def test_spark_cannot_give_rows_of_pandas_with_state_to_foreach(
+    stream_of: Frames, new_topics: Callable[..., Topics], tmp_path: Path, form: str
+) -> None:
+    def counted(key: tuple[str], frames: Iterator[pd.DataFrame], _state: GroupState) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"key": [key[0]], "value": [str(sum(map(len, frames)))]})
+
+    topics = new_topics("")
+    stream = stream_of("SELECT CAST(id % 2 AS STRING) AS key FROM rows").groupBy("key")
+    timeout = GroupStateTimeout.NoTimeout
+    frame = stream.applyInPandasWithState(counted, "key string, value string", "n int", "append", timeout)
+    if form == "foreach":
+        with pytest.raises(StreamingQueryException, match=r"ColumnarBatchRow cannot be cast to class .*UnsafeRow"):
+            stream_through(form, frame, topics.options(TO_THE_TOPIC), tmp_path)
+        return
+    if form not in {"foreachBatch", "kafka_sink"}:
+        frame = frame.selectExpr("concat(value, '') AS value", "key")
+    stream_through(form.partition(",")[0], frame, topics.options(TO_THE_TOPIC), tmp_path)
+    (found,) = topics.contents().values()
+    assert sorted((record.key, record.value) for record in found) == [(b"0", b"50"), (b"1", b"50")]
 
 
 def test_overwrite_is_refused_in_the_same_words(frame_of: Frames, new_topics: Callable[..., Topics]) -> None:
