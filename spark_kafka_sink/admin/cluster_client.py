@@ -101,6 +101,6 @@ class ClusterClient:
         while self._metadata.fetch().is_bootstrap_configured:
             if not self._client.await_metadata_update(timer):
                 raise KafkaTimeoutError(
-                    f"No broker was reached within {timer.timeout_ms} ms. {self._metadata.why_unanswered()}"
+                    f"No broker was reached within {timer.timeout_ms} ms. {self._client.why_unanswered()}"
                 )
         return self._api_versions.finalized_feature(TRANSACTION_VERSION)

@@ -329,7 +329,7 @@ class _Call(Generic[Item, Value]):
         flights = self.calls.lookup.send(self.api.key_type, list(without_node))
         if not flights:
             for work in _flat(without_node.values()):
-                self._retry(work, "No node could be asked for the coordinator.")
+                self._retry(work, f"No node could be asked for the coordinator.{self.calls.client.throttles()}")
         for flight in flights:
             works = _flat(without_node[key] for key in flight.keys)
             for work in works:
@@ -426,9 +426,10 @@ class _Call(Generic[Item, Value]):
     def _why(self, work: _Work[Item]) -> str:
         metadata = self.calls.metadata
         if metadata.fetch().is_bootstrap_configured:  # no broker is reached, so there is no other reason
-            return metadata.why_unanswered()
+            return self.calls.client.why_unanswered()
         failure = metadata.connection_failure
-        return work.last_reason if failure is None or failure in work.last_reason else f"{work.last_reason} {failure}"
+        is_known = failure is None or failure in work.last_reason
+        return (work.last_reason if is_known else f"{work.last_reason} {failure}") + self.calls.client.throttles()
 
     def _doubt_what_is_on_its_way(self) -> None:
         for flight in self.flights:

@@ -10,6 +10,7 @@ from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.factory import bootstrap, network_client
 from spark_kafka_sink.client.metadata import Metadata
+from spark_kafka_sink.client.network_metrics import throttles
 from spark_kafka_sink.client.seams import ClientRequest, ClientResponse, KafkaClient
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
@@ -242,6 +243,14 @@ class RequestClient:
         while not self._has_come_since(version) and not timer.is_expired:
             self.poll(timer)
         return self._has_come_since(version)
+
+    def why_unanswered(self) -> str:
+        """Return why a request to the cluster got no answer in its time, as far as it is known."""
+        return self._metadata.why_unanswered() + self.throttles()
+
+    def throttles(self) -> str:
+        """As `network_metrics.throttles`."""
+        return throttles(self._client.connection_metrics(self._clock.now_ms()))
 
     # ---- polling ---------------------------------------------------------------------------------------------------
 

@@ -272,7 +272,7 @@ class TopicReader:
     def _not_found(self, topic: str) -> KafkaError:
         within = f"within {self._timeout_ms} ms."
         if self._metadata.fetch().is_bootstrap_configured:
-            why = self._metadata.why_unanswered()
+            why = self._client.why_unanswered()
             return KafkaTimeoutError(f"Topic {topic!r} was not looked up {within} {why}", topic=topic)
         why = self._metadata.connection_failure or "Create it, or correct the name."
         return UnknownTopicOrPartitionError(f"Topic {topic!r} was not found in the cluster {within} {why}", topic=topic)

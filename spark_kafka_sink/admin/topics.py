@@ -178,7 +178,7 @@ class TopicCreation:
             self.forget(topic)  # else each later request would fail, or be answered with its error
             raise
         if not has_come:
-            why = self._metadata.why_unanswered()
+            why = self._client.why_unanswered()
             raise KafkaTimeoutError(f"Topic {topic} was not looked up within {timer.timeout_ms} ms. {why}", topic=topic)
         return len(self._metadata.fetch().partitions_for_topic(topic))
 
@@ -191,7 +191,7 @@ class TopicCreation:
             return
         self._metadata.add_topics(missing)
         if not self._client.await_metadata_update(timer):
-            why = self._metadata.why_unanswered()
+            why = self._client.why_unanswered()
             raise KafkaTimeoutError(f"{len(missing)} topics were not looked up within {timer.timeout_ms} ms. {why}")
 
     def forget(self, topic: str) -> None:
@@ -252,7 +252,8 @@ class TopicCreation:
                 why = f"Last: {error}" if error is not None else "It was created and is not shown yet."
                 self._clock.sleep_ms(min(_BACKOFF_MS, timer.remaining_ms))
             if not self._client.await_metadata_update(timer):
-                why = self._metadata.why_unanswered() if self._metadata.connection_failure else why
+                has_failed = self._metadata.connection_failure is not None
+                why = self._client.why_unanswered() if has_failed else why + self._client.throttles()
             timer.update()
         raise KafkaTimeoutError(
             f"Topic {topic} was neither found nor created within {timer.timeout_ms} ms. {why}", topic=topic
@@ -297,7 +298,7 @@ class TopicCreation:
     ) -> Any | KafkaError:
         """Return the body of the node's response, or the error if the node did not answer."""
         if node is None:
-            return UnknownTopicOrPartitionError("No node could be asked.")
+            return UnknownTopicOrPartitionError(f"No node could be asked.{self._client.throttles()}")
         future = self._client.send(node, request)
         if not self._client.poll_until(future, timer):
             self._client.disconnect_async(node)

@@ -163,7 +163,7 @@ class Transactions:
         if found:
             return found
         if not self._calls.client.await_metadata_update(timer):
-            why = self._calls.metadata.why_unanswered()
+            why = self._calls.client.why_unanswered()
             raise KafkaTimeoutError(f"The list of brokers could not be fetched within {timer.timeout_ms} ms. {why}")
         return self._calls.metadata.fetch().nodes
 

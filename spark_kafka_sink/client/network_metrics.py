@@ -15,6 +15,7 @@ from spark_kafka_sink.common.windows import Reading, Sample, Windows, WindowsByK
 from spark_kafka_sink.network.selector import SelectorSample
 
 NS_PER_MS: Final = 1_000_000
+_MOST_NAMED: Final = 3
 
 
 @dataclass(slots=True)
@@ -131,3 +132,15 @@ def by_connection(
         }
         for node_id, reading in readings.items()
     }
+
+
+def throttles(connections: Mapping[tuple[str, str], Mapping[str, float]]) -> str:
+    """Return the brokers that take nothing from this client now, as sentences for the end of an error. Their answers
+    say so, and are no errors. `connections`: as of `by_connection`.
+    """
+    texts = []
+    for (node, address), state in connections.items():
+        if left_ms := state["throttle-time-left"]:
+            broker = f"{address} (id {node.removeprefix('node-')})"
+            texts.append(f" {broker} throttles this client for {left_ms:.0f} ms more: is there a quota?")
+    return "".join(texts[:_MOST_NAMED])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, TypeVar
 
+from spark_kafka_sink.client.network_metrics import throttles
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
@@ -187,19 +188,13 @@ class TransactionCalls:
             lost = self._unreachable()  # another connection has brought metadata since the loss, and cleared its reason
         return pending.reason_for_delay + self._throttles() + lost
 
+    def _throttles(self) -> str:
+        return throttles(self._metrics.by_connection(self._clock.now_ms()))
+
     def _unreachable(self) -> str:
         failures, nodes = self._metadata.node_failures, self._metadata.fetch().nodes
         away = [node for node in nodes if node.id_string in failures][:_MOST_NAMED]
         return "".join(f" {node} is not connected: {failures[node.id_string]}" for node in away)
-
-    def _throttles(self) -> str:
-        """Return the brokers that take nothing from this client now. Their answers say so, and are no errors."""
-        texts = []
-        for (node, address), state in self._metrics.by_connection(self._clock.now_ms()).items():
-            if left_ms := state["throttle-time-left"]:
-                broker = f"{address} (id {node.removeprefix('node-')})"
-                texts.append(f" {broker} throttles this client for {left_ms:.0f} ms more: is there a quota?")
-        return "".join(texts[:_MOST_NAMED])
 
 
 def _as_kafka_error(cause: BaseException, call: str) -> KafkaError:

@@ -45,6 +45,14 @@ def bench() -> Bench:
     return Bench()
 
 
+def test_quota_that_outlasts_the_limit_is_named(bench: Bench) -> None:
+    (transaction,) = bench.open("a")
+    bench.cluster.throttle_ms = 60_000
+    assert bench.commit(transaction).status is EndTxnStatus.DONE
+    outcome = bench.commit(transaction, 3_000)
+    assert "throttles this client for 5" in str(outcome.error)
+
+
 # ---- the lookup of coordinators ------------------------------------------------------------------------------------
 
 

@@ -254,6 +254,14 @@ def test_quota_on_topic_creation_is_waited_for() -> None:
     assert created.now_ms - refused.now_ms >= 3_000
 
 
+def test_quota_that_outlasts_the_limit_is_named() -> None:
+    """Bug: the error said only that no answer came."""
+    bench = CoordinatorBench(node_count=1)
+    bench.cluster.throttle_ms = 60_000
+    with pytest.raises(KafkaTimeoutError, match=r"decisions was neither .*broker-0:9092 \(id -1\) throttles this"):
+        ensure(bench, "decisions", 3_000)
+
+
 def test_topic_on_one_node_has_one_in_sync_replica() -> None:
     bench = CoordinatorBench(node_count=1)
     assert ensure(bench, "decisions") == 5
