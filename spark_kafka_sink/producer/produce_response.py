@@ -274,7 +274,7 @@ class BatchOutcomes:
         if own:
             reported = reported.reworded(
                 f"Other records of the same batch for {batch.topic_partition} were refused, and with them this one:"
-                f" {error}",
+                f" {error} (The first of those: {own[min(own)]})",
             )
         self._fail(batch, reported, own, now_ms)
         self._accumulator.deallocate(batch)

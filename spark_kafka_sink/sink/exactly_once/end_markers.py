@@ -414,6 +414,10 @@ class EndMarkers:
         if not open_ or found is None or found.producer_id not in open_:
             return False
         if found.state in _COMPLETE:
+            # it may have ended between the two answers: then nothing is missing
+            again = self._cluster.open_transactions([place]).get(place, {})
+            if again.get(found.producer_id) != open_[found.producer_id]:
+                return False
             log.warning("The end marker of a decision of %s is missing in %s. Writing it.", name, place)
             driver = OpenTransaction.of(name, found.producer, transaction_version)
             _next_producers(self._end({driver: [place]}, committed=found.state in _COMMITTED))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -728,6 +729,38 @@ def test_owner_is_not_looked_for_behind_a_decision_without_its_marker(
     assert other.begin().last_batch_id == 4
     with pytest.raises(IllegalStateError, match="belongs to"):
         other.check_owner(5, "another")
+
+
+def test_note_that_ends_between_two_questions_misses_no_marker(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: a start right after a batch said that a broker had left out an end marker, and wrote it once more."""
+    driver = driver_of(bench, "P")
+    outcome = reported(bench, driver.begin())
+    write, look = KafkaDriverCluster.write_decision, KafkaDriverCluster.open_transactions
+    notes: list[OpenTransaction] = []
+
+    def write_note(self: KafkaDriverCluster, *given: Any) -> int:
+        if given[1].is_finished:
+            notes.append(given[0])
+            patch.setattr(KafkaDriverCluster, "end", Mock(side_effect=KafkaTimeoutError("gone")))
+        return write(self, *given)
+
+    def end_after(self: KafkaDriverCluster, places: Any) -> Any:
+        seen = look(self, places)
+        bench.end([notes.pop()] if notes else [])
+        return seen
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "write_decision", write_note)
+        with pytest.raises(KafkaTimeoutError, match="gone"):
+            driver.commit([outcome])
+    bench.cluster.requests.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaDriverCluster, "open_transactions", end_after)
+        assert not driver._end_markers.complete_last_decision("P/driver", bench.raw.version)
+    assert notes == bench.asked(ApiKey.ADD_PARTITIONS_TO_TXN) == []
+    assert "is missing in" not in caplog.text
 
 
 @pytest.mark.parametrize("is_held", [True, False], ids=["one process", "another process"])
