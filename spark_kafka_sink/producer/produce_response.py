@@ -273,8 +273,8 @@ class BatchOutcomes:
         own = {index: _record_error(error, text, batch, index) for index, text in outcome.record_errors.items()}
         if own:
             reported = reported.reworded(
-                f"Other records of the same batch for {batch.topic_partition} were refused, and with them this one:"
-                f" {error} (The first of those: {own[min(own)]})",
+                f"Other records of the same batch for {batch.topic_partition} were refused, and with them this one. The"
+                f" first of those: {own[min(own)]}"
             )
         self._fail(batch, reported, own, now_ms)
         self._accumulator.deallocate(batch)

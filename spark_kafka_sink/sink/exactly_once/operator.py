@@ -29,6 +29,7 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     KafkaTimeoutError,
     ProtocolError,
+    TopicAuthorizationError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.common.texts import for_stream, one_line
@@ -44,8 +45,10 @@ from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
 from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
 from spark_kafka_sink.sink.properties_file import PropertiesFile, read_properties
 
+_TRANSACTIONS_TOPIC: Final = "__transaction_state"
 _OPEN: Final = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 _NOT_ASKED: Final = (AuthorizationError, AuthenticationError)
+_MOST_NAMED: Final = 10
 _COLUMNS: Final = ("transactional id", "state", "age", "timeout")
 
 
@@ -70,8 +73,10 @@ class Operator:
             of = "" if prefix is None else f" of {prefix}"
             self._say(f"No decision{of} in {self._config.decision_topic}.")
         rows = [self._row(found) for found in self._open(prefix)]
+        if unseen := self._unseen():
+            self._say(f"Transactions in {unseen} are not shown: it has no leader.")
         if not rows:
-            self._say("No transaction is open.")
+            self._say("No other transaction is open." if unseen else "No transaction is open.")
             return
         widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
         for row in (_COLUMNS, *rows):
@@ -82,15 +87,7 @@ class Operator:
         open. Raises IllegalStateError if transactions are open and nothing was decided, because the decision may be in
         another topic; and, as `abort` and `accept`, for a copy of the decision topic, which may lack the last decision.
         """
-        cluster = self._used(prefix)
-        if left := [name for name in self._ongoing(prefix) if name != driver_id(prefix)]:
-            self._fenced(prefix)  # no driver decides after this, and no unfinished decision blocks the read
-            if cluster.last_decision() is None:
-                raise IllegalStateError(
-                    f"No decision of {prefix} is in {cluster.place.topic}, and {len(left)} of its transactions are"
-                    " open: nothing was committed or aborted. If its query has another decision.topic, name that with"
-                    " --decision-topic: they may be decided there. Else abort ends what is not decided."
-                )
+        self._refuse_undecided(self._used(prefix), prefix)
         self._settle(prefix)
 
     def abort(self, prefix: str) -> None:
@@ -152,8 +149,10 @@ class Operator:
 
     def forget(self, prefix: str) -> None:
         """Free the prefix: the next query that uses it begins at any batch. Raises IllegalStateError if
-        a decided batch is not committed yet.
+        a decided batch is not committed yet, or may not be: transactions are open, and the decision on them may be in
+        another topic.
         """
+        self._refuse_undecided(self._used(prefix), prefix)
         self.abort(prefix)
         cluster = self._cluster(prefix, is_free=True)
         driver = self._fenced(prefix)
@@ -170,10 +169,13 @@ class Operator:
         """Let the query of a prefix without a decision begin at any batch. Creates the decision topic if it is missing.
         In a copy of the decision topic, let the query go on after its last decision.
 
-        Raises IllegalStateError if the topic is no copy and there is a decision, or a transaction of a task is open.
+        Raises IllegalStateError if the topic is no copy and there is a decision, or a transaction of a task is open or
+        may be.
         """
-        timer = self._client.timer(self._config.producer.max_block_ms)
-        create_decision_topic(self._client, self._config.decision_topic, timer)
+        topic, timer = self._config.decision_topic, self._client.timer(self._config.producer.max_block_ms)
+        if self._client.creation.count(topic, timer) == 0:
+            self._refuse_open(prefix, topic)  # a refused command must not make a topic whose name may be misspelt
+        create_decision_topic(self._client, topic, timer)
         cluster = self._cluster(prefix)
         driver = self._fenced(prefix)  # no driver decides from here on
         records = cluster.last_records()
@@ -201,11 +203,31 @@ class Operator:
                 " there is nothing to adopt. Nothing was changed. To let another query begin under this prefix:"
                 f" {operator_command('forget', prefix, topic)}"
             )
-        if left := [name for name in self._ongoing(prefix) if name != driver_id(prefix)]:
+        self._refuse_open(prefix, topic)
+
+    def _refuse_open(self, prefix: str, topic: str) -> None:
+        """Raise IllegalStateError if transactions of tasks are open, or may be."""
+        if left := self._open_tasks(prefix):
             raise IllegalStateError(
                 f"{len(left)} transactions of {prefix} are open, and may be decided in another topic. Nothing was"
                 f" changed. If they are not, abort them first: {operator_command('abort', prefix, topic)}"
             )
+        if unseen := self._unseen():
+            raise IllegalStateError(
+                f"It is not known whether transactions of {prefix} are open: {unseen} has no leader. Nothing was"
+                " changed. Start its broker first."
+            )
+
+    def _refuse_undecided(self, cluster: KafkaDriverCluster, prefix: str) -> None:
+        """Raise IllegalStateError if transactions of tasks are open and nothing is decided."""
+        if left := self._open_tasks(prefix):
+            self._fenced(prefix)  # no driver decides after this, and no unfinished decision blocks the read
+            if cluster.last_decision() is None:
+                raise IllegalStateError(
+                    f"No decision of {prefix} is in {cluster.place.topic}, and {len(left)} of its transactions are"
+                    " open: nothing was committed or aborted. If its query has another decision.topic, name that with"
+                    " --decision-topic: they may be decided there. Else abort ends what is not decided."
+                )
 
     def _settle(self, prefix: str) -> list[str]:
         """Commit what is decided, abort the rest. Return what could not be ended."""
@@ -213,9 +235,15 @@ class Operator:
         last = "Nothing was decided" + (", or it was finished before" if is_one_off(prefix) else "")
         if batch_start.last_batch_id is not None:
             last = f"Batch {batch_start.last_batch_id} is committed"
-        left = self._ongoing(prefix)
+        left, unseen = self._ongoing(prefix), self._unseen()
         named = f"open until they time out ({len(left)}): {', '.join(left[:20])}"
-        self._say(f"{last}; {named if left else f'nothing of {prefix} is open'}.")
+        nothing = f"nothing {'else ' if unseen else ''}of {prefix} is open"
+        self._say(f"{last}; {named if left else nothing}.")
+        if unseen:
+            self._say(
+                f"What is in {unseen} is not known: it has no leader. Transactions there stay open until they time out,"
+                " or until the query or this command runs after its broker is back."
+            )
         return left
 
     def _cluster(self, prefix: str, *, is_free: bool = False) -> KafkaDriverCluster:
@@ -290,6 +318,23 @@ class Operator:
         ids = [each.transactional_id for each in listed if ours.fullmatch(each.transactional_id)]
         described = self._client.transactions.describe_transactions(ids, timer) if ids else {}
         return [found for found in described.values() if found is not None and found.state in _OPEN]
+
+    def _unseen(self) -> str:
+        """Return the partitions of the transactions topic without a leader, as text: their transactions are in no list.
+        Empty if there are none, or if the brokers do not show that topic.
+        """
+        topic, creation = _TRANSACTIONS_TOPIC, self._client.creation
+        try:
+            creation.count(topic, self._client.timer(self._config.producer.max_block_ms))
+        except TopicAuthorizationError:
+            return ""
+        finally:
+            creation.forget(topic)
+        away = [each for each in creation.cluster.partitions_for_topic(topic) if each.leader is None]
+        return ", ".join(f"{topic}-{each.partition}" for each in away[:_MOST_NAMED])
+
+    def _open_tasks(self, prefix: str) -> list[str]:
+        return [name for name in self._ongoing(prefix) if name != driver_id(prefix)]
 
     def _ongoing(self, prefix: str) -> list[str]:
         return [each.transactional_id for each in self._open(prefix) if each.state is TransactionState.ONGOING]

@@ -593,7 +593,7 @@ def test_errors_of_single_records_reach_their_own_futures() -> None:
     assert "One record is wrong" in str(errors[2])
     for other in (errors[0], errors[3]):
         assert "Other records of the same batch" in str(other)
-        assert "(The first of those: flights-0: record 1 of its batch was refused: no key" in str(other)
+        assert "The first of those: flights-0: record 1 of its batch was refused: no key" in str(other)
         assert other is errors[0]
     assert harness.memory_in_use == 0
 

@@ -422,8 +422,69 @@ def test_batch_decided_during_forget_is_not_lost(bench: OperatorBench, monkeypat
     assert sorted(bench.values()) == ["row 5.0", "row 5.1", "row 6.0", "row 6.1"]
 
 
+@pytest.mark.parametrize("command", ["forget", "adopt"])
+def test_command_that_is_refused_changes_nothing(bench: OperatorBench, command: str) -> None:
+    """Bug: forget aborted rows that were decided in another topic. A refused adopt had made the topic, so that other
+    commands took a misspelt name for the right one.
+    """
+    bench.decide(0)
+    others = other_topic("others")
+    if command == "forget":
+        KafkaDriverCluster(bench.coordinator, others, "another prefix")
+    topics = set(bench.cluster.topics)
+    with pytest.raises(IllegalStateError, match=r"2 (of its )?transactions .*are open.* another"):
+        getattr(Operator(bench.coordinator, others, bench.out, lambda: WALL_MS), command)(PREFIX)
+    assert set(bench.cluster.topics) == topics
+    bench.operator.finish(PREFIX)
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+
+
+def test_transactions_without_a_coordinator_are_not_called_ended(bench: OperatorBench) -> None:
+    """Bug: no broker lists what is in a partition of __transaction_state without a leader. The commands said that
+    nothing was open, while readers waited for it.
+    """
+    bench.driver.commit(bench.batch(0))
+    bench.cluster.create_topic("__transaction_state", 3)
+    for command in ("show", "finish", "abort"):
+        getattr(bench.operator, command)(PREFIX)
+        assert "__transaction_state" not in bench.said()
+    bench.cluster.move_leader("__transaction_state", 2, NO_LEADER)
+    bench.operator.show(None)
+    assert bench.said().endswith(
+        "Transactions in __transaction_state-2 are not shown: it has no leader.\nNo other transaction is open.\n"
+    )
+    for command in ("finish", "abort"):
+        getattr(bench.operator, command)(PREFIX)
+        assert bench.said().startswith(
+            "Batch 0 is committed; nothing else of orders is open.\nWhat is in __transaction_state-2 is not known: "
+        )
+    with pytest.raises(IllegalStateError, match=r"not known whether .* are open: __transaction_state-2 has no leader"):
+        Operator(bench.coordinator, other_topic("others"), bench.out, lambda: WALL_MS).adopt(PREFIX)
+    assert "others" not in bench.cluster.topics
+
+
+def test_hidden_transactions_topic_does_not_stop_a_command(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(0))
+    bench.cluster.create_topic("__transaction_state", 3)
+    bench.cluster.on(ApiKey.METADATA, refuse_transactions_topic, times=None)
+    bench.operator.abort(PREFIX)
+    assert bench.said() == "Batch 0 is committed; nothing of orders is open.\n"
+
+
+def refuse_transactions_topic(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+    """Metadata for one who may not describe it."""
+
+    def refused(values: Any) -> Any:
+        error = {"error_code": ErrorCode.topic_authorization_failed, "partitions": ()}
+        topics = [each | (error if each["name"] == "__transaction_state" else {}) for each in values["topics"]]
+        return values | {"topics": topics}
+
+    return faults.change(refused)(cluster, exchange, proceed)
+
+
 def test_forget_aborts_open_transactions_first(bench: OperatorBench) -> None:
-    bench.batch(0)
+    bench.driver.commit(bench.batch(0))
+    bench.batch(1)
     bench.operator.forget(PREFIX)
     assert (bench.state("orders/0"), bench.state("orders/1")) == ("CompleteAbort", "CompleteAbort")
 
