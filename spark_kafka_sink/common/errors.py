@@ -448,7 +448,10 @@ class InvalidTransactionTimeoutError(KafkaError):
 
 class ConcurrentTransactionsError(RetriableError):
     error_code = 51
-    sentence = "The previous transaction of this transactional id is not completed yet."
+    sentence = (
+        "The previous transaction of this transactional id is not completed yet. If that lasts, its end marker cannot"
+        " be written: a partition of it has no leader, or fewer in-sync replicas than min.insync.replicas."
+    )
 
 
 class TransactionCoordinatorFencedError(KafkaError):

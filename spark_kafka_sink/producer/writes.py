@@ -5,6 +5,7 @@ Spark's tasks and `KafkaProducer.write` count by `RowCounts`. The Sender thread 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
@@ -18,6 +19,8 @@ from spark_kafka_sink.record.tables import ColumnNames, Table, TablePart
 
 if TYPE_CHECKING:
     from spark_kafka_sink.serialization.record_formats import RecordFormats
+
+log = logging.getLogger(__name__)
 
 _MOST_TOPICS: Final = 10
 """The most topics that a report names: a topic column may have a thousand, and each micro-batch has a report."""
@@ -39,11 +42,13 @@ class Delivered:
 class RowCounts:
     """Acknowledged rows of one write, and the first error. The Sender thread writes, the writing thread reads."""
 
-    __slots__ = ("_failed_runs", "_first_error", "acknowledged", "delivered")
+    __slots__ = ("_failed_runs", "_first_error", "acknowledged", "delivered", "stamped")
 
     def __init__(self) -> None:
         self.acknowledged = 0
         self.delivered: dict[TopicPartition, Delivered] = {}
+        self.stamped: set[str] = set()
+        """The topics whose brokers have replaced the times of records."""
         self._failed_runs: list[int] = []
         """Rows of each failed run. A list, because the writing thread may add to it too."""
         self._first_error: Exception | None = None
@@ -56,6 +61,8 @@ class RowCounts:
                 self._first_error = error.at(topic_partition=TopicPartition(run.topic, run.partition))
             return
         self.acknowledged += run.record_count
+        if run.timestamp_ms >= 0:
+            self.stamped.add(run.topic)
         place = TopicPartition(run.topic, run.partition)
         delivered = self.delivered.get(place)
         if delivered is None:
@@ -167,6 +174,8 @@ class Write:
         """`send_columns`: in place of the producer's own."""
         self.counts = counts
         self.sent = 0
+        self._timed: set[str] = set()
+        """The topics of rows with a time of their own."""
         self._send_columns = send_columns or producer.send_columns
         self._producer = producer
         self._before = producer.batches_and_retries()
@@ -176,6 +185,8 @@ class Write:
         self.counts.check()
         self._send_columns(topic, columns, self.counts)
         self.sent += columns.num_rows
+        if columns.timestamp_ms is not None:
+            self._timed.add(topic)
 
     def finish(self) -> None:
         """Wait until every row is acknowledged. Raises KafkaError if one is not."""
@@ -186,6 +197,13 @@ class Write:
             raise KafkaError(
                 f"{missing} of {self.sent} rows were sent and neither acknowledged nor refused; they must be written"
                 " again. The log of this process says why its producer stopped."
+            )
+        for topic in sorted(self._timed & self.counts.stamped - _warned):
+            _warned.add(topic)
+            log.warning(
+                "Topic %s has message.timestamp.type=LogAppendTime: brokers have replaced the column timestamp by the"
+                " time of writing. Leave out the column, or set the topic to CreateTime.",
+                topic,
             )
 
     def batches_and_retries(self) -> tuple[int, int]:
@@ -205,6 +223,10 @@ class Write:
             last_offsets={place: part.last_offset for place, part in delivered.items()},
             failed=self.counts.failed,
         )
+
+
+_warned: Final[set[str]] = set()
+"""Each topic is warned of once in a process."""
 
 
 def send_to_each(

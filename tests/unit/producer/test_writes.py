@@ -29,6 +29,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
     TransactionAbortableError,
 )
+from spark_kafka_sink.producer import writes
 from spark_kafka_sink.producer.futures import RunMetadata
 from spark_kafka_sink.producer.transactions import State
 from spark_kafka_sink.producer.writes import Delivered, RowCounts, WriteReport, table_and_formats, write_table
@@ -143,6 +144,29 @@ def table_of(data: object, topic: str | None = TOPIC) -> Table:
 
 def stream(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(VALUES, batches)
+
+
+def test_replaced_timestamps_are_said_once_in_a_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: a topic with LogAppendTime changed the column timestamp, and nothing said so."""
+
+    def stamp(unreported: Sequence[Sent]) -> None:
+        for sent in unreported:
+            assert sent.on_completion is not None
+            sent.on_completion(RunMetadata(sent.topic, 1, 0, sent.columns.num_rows, 1_700_000_000_123, 100), None)
+
+    monkeypatch.setattr(writes, "_warned", set())
+    untimed = pa.table({"value": ["1"]})
+    write_table(ScriptedProducer(on_flush=stamp), table_of(untimed), FakeClock())
+    timed = untimed.append_column("timestamp", pa.array([1_700_000_000_000]))
+    write_table(ScriptedProducer(), table_of(timed), FakeClock())
+    assert caplog.messages == []
+    for _ in range(2):
+        write_table(ScriptedProducer(on_flush=stamp), table_of(timed), FakeClock())
+    assert [text[:60] for text in caplog.messages] == [
+        f"Topic {TOPIC} has message.timestamp.type=LogAppendTime: broke"[:60]
+    ]
 
 
 def test_report_counts_what_was_acknowledged() -> None:
