@@ -67,10 +67,9 @@ def columns(rows: int, *, keyed: bool = True) -> RecordColumns:
 
 
 def block_of(records: RecordColumns, partitions: int) -> Block:
-    placement = place(records, partitions)
-    assert placement.placed is not None
-    assert placement.partitions is not None
-    return Block(placement.placed, placement.partitions, NOW_MS)
+    placed = place(records, partitions).partitions
+    assert placed is not None
+    return Block(records, placed, NOW_MS)
 
 
 def whole_way(records: RecordColumns, partitions: int) -> Callable[[], object]:

@@ -58,10 +58,10 @@ from spark_kafka_sink.producer.transactions import Idempotence, PreparedTransact
 from spark_kafka_sink.producer.writes import WriteReport, table_and_formats, write_table
 from spark_kafka_sink.record.arrow import MAX_COLUMN_BYTES
 from spark_kafka_sink.record.batch import HEADER_SIZE
-from spark_kafka_sink.record.block import Block
+from spark_kafka_sink.record.block import Block, RowSizes
 from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.columns import RecordColumns
-from spark_kafka_sink.record.encoder import columns_size_upper_bound, record_size_upper_bound
+from spark_kafka_sink.record.encoder import columns_size_upper_bound, record_size_upper_bound, record_size_upper_bounds
 from spark_kafka_sink.record.partitioning import highest_partition, place
 from spark_kafka_sink.record.tables import BY_NAME, ColumnName, ColumnNames
 
@@ -111,11 +111,17 @@ class BlockAppender:
             part = columns.slice(offset, min(MAX_BLOCK_ROWS, columns.num_rows - offset))
             cluster, left_ms = self._topics.wait_for(topic, named)
             count = cluster.partition_count_for_topic(topic) or 1
-            placement = place(part, count, self._config.partitioner_ignore_keys, f"topic {topic}", offset)
-            if placement.placed is not None:
-                self._append_block(topic, placement.placed, placement.partitions, cluster, on_completion, left_ms, send)
-            if placement.free is not None:
-                self._append_block(topic, placement.free, None, cluster, on_completion, left_ms, send)
+            placed = place(part, count, self._config.partitioner_ignore_keys, f"topic {topic}", offset)
+            if placed.partitions is not None and placed.free is not None:
+                self._assign(topic, part, placed.partitions, placed.free, cluster)
+            self._append_block(topic, part, placed.partitions, cluster, on_completion, left_ms, send)
+
+    def _assign(self, topic: str, columns: RecordColumns, partitions: Any, free: Any, cluster: Cluster) -> None:
+        """Give the `free` rows partitions, among rows that have one: all rows of a partition keep their order."""
+        sizes = RowSizes(record_size_upper_bounds(columns)[free])
+        count = cluster.partition_count_for_topic(topic) or 1
+        for partition, first, end in self._partitioners[topic].assign(sizes, cluster, count):
+            partitions[free[first:end]] = partition
 
     def _append_block(
         self,

@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from spark_kafka_sink.common.cluster import Cluster, TopicPartition
 from spark_kafka_sink.producer.producer_batch import BatchSizes
-from spark_kafka_sink.record.block import Block
+from spark_kafka_sink.record.block import RowSizes
 from spark_kafka_sink.record.partitioning import partition_for_key
 
 RoomOf = Callable[[TopicPartition], int]
@@ -67,21 +67,21 @@ class StickyPartitioner:
             self._bytes += size
             return partition
 
-    def assign(self, block: Block, cluster: Cluster, partition_count: int) -> list[tuple[int, int, int]]:
-        """Cut a block into (partition, first row, end row), each with rows for the room of a batch."""
+    def assign(self, rows: RowSizes, cluster: Cluster, partition_count: int) -> list[tuple[int, int, int]]:
+        """Cut rows into (partition, first row, end row), each with rows for the room of a batch."""
         groups: list[tuple[int, int, int]] = []
         rooms: dict[int, int] = {}
         start, sticky_bytes = 0, self._sizes.capacity(self._topic)
         with self._lock:
-            while start < block.num_rows:
-                first = block.size(start, start + 1)
+            while start < rows.num_rows:
+                first = rows.size(start, start + 1)
                 partition = self._current(cluster, partition_count, first, sticky_bytes, rooms)
                 room = self._room(partition, rooms)
                 if room < first:
                     room = sticky_bytes  # of the next batch
                 limit = min(room, 2 * sticky_bytes - self._bytes)
-                end = max(start + 1, block.last_fitting(start, block.num_rows, limit))
-                size = block.size(start, end)
+                end = max(start + 1, rows.last_fitting(start, rows.num_rows, limit))
+                size = rows.size(start, end)
                 rooms[partition] = room - size
                 self._bytes += size
                 if groups and groups[-1][0] == partition:

@@ -40,7 +40,32 @@ block with a thousand partitions.
 """
 
 
-class Block:
+class RowSizes:
+    """Upper bounds of the bytes of rows as records, without the header of a batch. `sizes`: one for each row."""
+
+    __slots__ = ("ends",)
+
+    def __init__(self, sizes: npt.NDArray[np.int32] | Int64Array) -> None:
+        ends = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes, out=ends[1:])
+        self.ends: memoryview = ends.data
+        """Entry i: the bytes of all rows before row i. One entry more than rows."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.ends) - 1
+
+    def size(self, start: int, end: int) -> int:
+        """Return the most bytes of rows start..end-1."""
+        ends = self.ends
+        return ends[end] - ends[start]
+
+    def last_fitting(self, start: int, end: int, room: int) -> int:
+        """Return the greatest row e in start..end with size(start, e) <= room, or start if no record fits."""
+        return max(start, bisect_right(self.ends, self.ends[start] + room, start, end + 1) - 1)
+
+
+class Block(RowSizes):
     """Rows of `columns` grouped by partition, in their order within a partition. Row numbers count in this order.
 
     `partitions`: int32 array, one per row, or one int for all rows; not negative. Rows without a timestamp get
@@ -48,7 +73,7 @@ class Block:
     `send`, so that both refuse the same records. Raises SerializationError if the rows may take more than 2 GiB.
     """
 
-    __slots__ = ("_columns", "_groups", "_now_ms", "_order", "_times", "ends", "largest_record", "partitions")
+    __slots__ = ("_columns", "_groups", "_now_ms", "_order", "_times", "largest_record", "partitions")
 
     partitions: list[int]
     """The partitions that have rows, ascending."""
@@ -79,34 +104,18 @@ class Block:
         if self._order is not None:
             sizes = sizes[self._order]
             times = None if times is None else times[self._order]
-        ends = np.zeros(rows + 1, np.int64)
-        np.cumsum(sizes, out=ends[1:])
-        if int(ends[-1]) > MAX_COLUMN_BYTES:
+        super().__init__(sizes)
+        if self.ends[rows] > MAX_COLUMN_BYTES:
             raise SerializationError(
                 f"{rows} records may take more than {MAX_COLUMN_BYTES} bytes together; hand over fewer rows at a time."
             )
         self._times = times
-        self.ends: memoryview = ends.data
-        """Entry i: the bytes of all rows before row i, as `size` counts them. One entry more than rows."""
 
     @property
     def groups(self) -> Iterator[tuple[int, int, int]]:
         """The (partition, start row, end row) of each partition, ascending."""
         bounds = self._groups
         return zip(self.partitions, bounds, islice(bounds, 1, None), strict=False)
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.ends) - 1
-
-    def size(self, start: int, end: int) -> int:
-        """Return the most bytes of rows start..end-1 as records, without the header of the batch."""
-        ends = self.ends
-        return ends[end] - ends[start]
-
-    def last_fitting(self, start: int, end: int, room: int) -> int:
-        """Return the greatest row e in start..end with size(start, e) <= room, or start if no record fits."""
-        return max(start, bisect_right(self.ends, self.ends[start] + room, start, end + 1) - 1)
 
     def timestamp_ms(self, row: int) -> int:
         return self._now_ms if self._times is None else int(self._times[row])

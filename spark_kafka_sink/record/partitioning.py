@@ -30,6 +30,7 @@ from spark_kafka_sink.record.columns import RecordColumns
 from spark_kafka_sink.record.kernel import KERNEL
 
 Int32Array = npt.NDArray[np.int32]
+RowNumbers = npt.NDArray[np.intp]
 
 _SEED = 0x9747B28C
 _M = 0x5BD1E995
@@ -183,14 +184,14 @@ _hash = hash_by_numpy if _compiled is None else hash_by_kernel
 
 
 class Placement(NamedTuple):
-    """`placed` rows with `partitions` (int32, one per row) for a Block, and `free` rows without a partition.
+    """The `partitions` of rows (int32, one per row), and the numbers of the `free` rows, which may go to any partition
+    and have -1 there.
 
-    None if there are no such rows.
+    `partitions` is None if all rows are free, and `free` is None if all or none are.
     """
 
-    placed: RecordColumns | None
     partitions: Int32Array | None
-    free: RecordColumns | None
+    free: RowNumbers | None
 
 
 def place(
@@ -200,8 +201,7 @@ def place(
     whose: str = "the topic",
     first_row: int = 0,
 ) -> Placement:
-    """Give each row its own partition if it has one, else that of its key. Rows without either are free, in their
-    order.
+    """Give each row its own partition if it has one, else that of its key. Rows without either are free.
 
     `ignore_keys` is partitioner.ignore.keys. An error names `whose` partitions they are, and counts rows from
     `first_row`. Raises SerializationError with the first row whose partition the topic does not have.
@@ -210,7 +210,7 @@ def place(
     given = None if _all_null(columns.partition) else columns.partition
     key = None if ignore_keys or _all_null(columns.key) else columns.key
     if given is None and key is None:
-        return Placement(None, None, columns if rows else None)
+        return Placement(None, None)
     partitions = np.full(rows, -1, np.int32)
     free = np.ones(rows, np.bool_)
     if key is not None:
@@ -225,10 +225,10 @@ def place(
     if partition_count == 1:  # all rows go there, and keep their order
         partitions, free = np.zeros(rows, np.int32), np.zeros(rows, np.bool_)
     if not free.any():
-        return Placement(columns, partitions, None)
-    known = np.flatnonzero(~free)
-    placed = columns.take(known) if len(known) else None
-    return Placement(placed, partitions[known] if len(known) else None, columns.take(np.flatnonzero(free)))
+        return Placement(partitions, None)
+    if free.all():
+        return Placement(None, None)
+    return Placement(np.where(free, np.int32(-1), partitions), np.flatnonzero(free))
 
 
 def highest_partition(columns: RecordColumns) -> int | None:

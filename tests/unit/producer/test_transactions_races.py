@@ -23,6 +23,7 @@ from spark_kafka_sink.common.errors import (
     TopicAuthorizationError,
     TransactionAbortedError,
 )
+from spark_kafka_sink.producer import kafka_producer
 from spark_kafka_sink.producer.transactions import State
 from spark_kafka_sink.protocol.versions import ApiKey
 from spark_kafka_sink.record.columns import RecordColumns
@@ -169,7 +170,9 @@ def test_transaction_ends_after_sends_that_joined(version: int, call: str, end: 
 
 @pytest.mark.parametrize("version", [2, 1])
 @pytest.mark.parametrize("end", ["commit", "abort"])
-def test_overtaken_send_columns_is_in_transaction_wholly_or_not(version: int, end: str) -> None:
+def test_overtaken_send_columns_is_in_transaction_wholly_or_not(
+    monkeypatch: pytest.MonkeyPatch, version: int, end: str
+) -> None:
     def then_ends(*arguments: object) -> None:
         monkey.undo()
         harness.accumulator.append_block(*arguments)  # type: ignore[arg-type]
@@ -177,7 +180,8 @@ def test_overtaken_send_columns_is_in_transaction_wholly_or_not(version: int, en
         harness.run_for(500)
 
     harness = TransactionHarness(version).started()
-    two_blocks = RecordColumns.from_rows([b"placed", b"free"], partitions=[0, None])
+    monkeypatch.setattr(kafka_producer, "MAX_BLOCK_ROWS", 1)
+    two_blocks = RecordColumns.from_rows([b"first", b"second"])
     with pytest.MonkeyPatch.context() as monkey:
         monkey.setattr(harness.accumulator, "append_block", then_ends)
         with contextlib.nullcontext() if end == "commit" else pytest.raises(IllegalStateError, match="is aborting"):
@@ -186,7 +190,7 @@ def test_overtaken_send_columns_is_in_transaction_wholly_or_not(version: int, en
     harness.commit(b"next")
     partitions = range(len(harness.producer.partitions_for(TOPIC)))
     committed = {value for partition in partitions for value in harness.committed(partition)}
-    assert committed == ({b"placed", b"free", b"next"} if end == "commit" else {b"next"})
+    assert committed == ({b"first", b"second", b"next"} if end == "commit" else {b"next"})
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])

@@ -37,16 +37,16 @@ def written(columns):
     '''What a producer does with columns, and a reader with the bytes: the values of all records.'''
     values = []
     highest_partition(columns)
-    for part, partitions, free in [place(columns, 7)]:
-        blocks = [] if part is None else [Block(part, partitions, 1000)]
-        blocks += [] if free is None else [Block(free, 3, 1000)]
-        for block in blocks:
-            whole = [(start, end, 0, 900) for _, start, end in block.groups]
-            halves = [(0, (block.num_rows + 1) // 2, 0, 900)]
-            for runs in (whole, halves):
-                chunks, latest = block.encode(array("q", itertools.chain.from_iterable(runs)))
-                for (start, end, _, _), chunk, latest_ms, name in zip(runs, chunks, latest, itertools.cycle(CODECS)):
-                    values += readable(EncodedRun(chunk, end - start, latest_ms, 0), codec_for(name))
+    partitions, free = place(columns, 7)
+    if free is not None:
+        partitions[free] = 3
+    block = Block(columns, 3 if partitions is None else partitions, 1000)
+    whole = [(start, end, 0, 900) for _, start, end in block.groups]
+    halves = [(0, (block.num_rows + 1) // 2, 0, 900)]
+    for runs in (whole, halves):
+        chunks, latest = block.encode(array("q", itertools.chain.from_iterable(runs)))
+        for (start, end, _, _), chunk, latest_ms, name in zip(runs, chunks, latest, itertools.cycle(CODECS)):
+            values += readable(EncodedRun(chunk, end - start, latest_ms, 0), codec_for(name))
     return values
 
 def readable(run, codec):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -154,44 +155,29 @@ VALUES = [b"0", b"1", b"2", b"3"]
 KEYS = [b"k", None, b"l", None]
 
 
+def placed(columns: RecordColumns, partition_count: int, **more: Any) -> tuple[list[int] | None, list[int] | None]:
+    partitions, free = place(columns, partition_count, **more)
+    return None if partitions is None else partitions.tolist(), None if free is None else free.tolist()
+
+
 def test_partition_wins_over_key_and_rows_without_either_are_free() -> None:
     columns = RecordColumns.from_rows(VALUES, KEYS, partitions=[6, 5, None, None])
-    placed, partitions, free = place(columns, 7)
-    assert placed is not None
-    assert partitions is not None
-    assert free is not None
-    assert placed.value.to_pylist() == [b"0", b"1", b"2"]
-    assert partitions.tolist() == [6, 5, partition_for_key(b"l", 7)]
-    assert free.value.to_pylist() == [b"3"]
+    assert placed(columns, 7) == ([6, 5, partition_for_key(b"l", 7), -1], [3])
 
 
-def test_rows_with_keys_are_placed_without_a_copy() -> None:
-    columns = RecordColumns.from_rows(VALUES, [b"a", b"b", b"c", b""])
-    placed, partitions, free = place(columns, 3)
-    assert placed is columns
-    assert partitions is not None
-    assert partitions.tolist() == [partition_for_key(key, 3) for key in (b"a", b"b", b"c", b"")]
-    assert free is None
+def test_rows_with_keys_have_their_partitions() -> None:
+    keys = [b"a", b"b", b"c", b""]
+    assert placed(RecordColumns.from_rows(VALUES, keys), 3) == ([partition_for_key(key, 3) for key in keys], None)
 
 
 @pytest.mark.parametrize("keys", [None, [None] * 4])
-def test_rows_without_key_and_partition_are_free_without_a_copy(keys: list[bytes | None] | None) -> None:
-    columns = RecordColumns.from_rows(VALUES, keys, partitions=[None] * 4)
-    assert place(columns, 3) == (None, None, columns)
+def test_rows_without_key_and_partition_are_all_free(keys: list[bytes | None] | None) -> None:
+    assert placed(RecordColumns.from_rows(VALUES, keys, partitions=[None] * 4), 3) == (None, None)
 
 
 def test_keys_can_be_ignored() -> None:
     columns = RecordColumns.from_rows(VALUES, KEYS, partitions=[None, 1, None, None])
-    placed, partitions, free = place(columns, 3, ignore_keys=True)
-    assert placed is not None
-    assert partitions is not None
-    assert free is not None
-    assert (placed.value.to_pylist(), partitions.tolist()) == ([b"1"], [1])
-    assert free.value.to_pylist() == [b"0", b"2", b"3"]
-
-
-def test_no_rows_are_neither_placed_nor_free() -> None:
-    assert place(RecordColumns(pa.array([], pa.binary()), pa.array([], pa.binary())), 3) == (None, None, None)
+    assert placed(columns, 3, ignore_keys=True) == ([-1, 1, -1, -1], [0, 2, 3])
 
 
 @pytest.mark.parametrize("partition", [-1, 3])
@@ -211,8 +197,4 @@ def test_highest_partition_asked_for_is_known() -> None:
 
 def test_rows_of_one_partition_keep_their_order() -> None:
     columns = RecordColumns(pa.array([b"0", b"1", b"2"]), pa.array([b"a", None, b"b"]))
-    placement = place(columns, 1)
-    assert placement.free is None
-    assert placement.placed is columns
-    assert placement.partitions is not None
-    assert placement.partitions.tolist() == [0, 0, 0]
+    assert placed(columns, 1) == ([0, 0, 0], None)
