@@ -451,14 +451,16 @@ def test_transactions_without_a_coordinator_are_not_called_ended(bench: Operator
     bench.cluster.move_leader("__transaction_state", 2, NO_LEADER)
     bench.operator.show(None)
     assert bench.said().endswith(
-        "Transactions in __transaction_state-2 are not shown: it has no leader.\nNo other transaction is open.\n"
+        "Transactions in __transaction_state-2 are not shown: there is no leader.\nNo other transaction is open.\n"
     )
     for command in ("finish", "abort"):
         getattr(bench.operator, command)(PREFIX)
         assert bench.said().startswith(
             "Batch 0 is committed; nothing else of orders is open.\nWhat is in __transaction_state-2 is not known: "
         )
-    with pytest.raises(IllegalStateError, match=r"not known whether .* are open: __transaction_state-2 has no leader"):
+    with pytest.raises(
+        IllegalStateError, match=r"not known whether .* are open: there is no leader of __transaction_state-2"
+    ):
         Operator(bench.coordinator, other_topic("others"), bench.out, lambda: WALL_MS).adopt(PREFIX)
     assert "others" not in bench.cluster.topics
 
