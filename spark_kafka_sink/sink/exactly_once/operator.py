@@ -214,8 +214,8 @@ class Operator:
             )
         if unseen := self._unseen():
             raise IllegalStateError(
-                f"It is not known whether transactions of {prefix} are open: there is no leader of {unseen}. Nothing was"
-                " changed. Start the broker first."
+                f"It is not known whether transactions of {prefix} are open: there is no leader of {unseen}. Nothing"
+                " was changed. Start the broker first."
             )
 
     def _refuse_undecided(self, cluster: KafkaDriverCluster, prefix: str) -> None:
@@ -241,8 +241,8 @@ class Operator:
         self._say(f"{last}; {named if left else nothing}.")
         if unseen:
             self._say(
-                f"What is in {unseen} is not known: there is no leader. Transactions there stay open until they time out,"
-                " or until the query or this command runs after the broker is back."
+                f"What is in {unseen} is not known: there is no leader. Transactions there stay open until they time"
+                " out, or until the query or this command runs after the broker is back."
             )
         return left
 
