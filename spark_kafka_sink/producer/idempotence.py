@@ -84,6 +84,10 @@ class PartitionSequences:
         """
         self.turn = 0
         """The place in `in_flight` of the only batch that may be sent again. Nearly always the oldest."""
+        self.is_in_doubt = False
+        """Whether a batch was given up that the leader may have, while older ones are in flight. A restarted leader may
+        know only that batch, and have the older ones all the same.
+        """
         self._turn_epoch: int | None = None
         """The epoch of the leader that refused the batches before the turn; None: the brokers give none."""
         self._next_ordinal = 0
@@ -107,6 +111,13 @@ class PartitionSequences:
         else:
             self.in_flight = [other for other in self.in_flight if other is not batch]
         self.turn = 0
+        self.is_in_doubt = self.is_in_doubt and bool(self.in_flight)
+
+    def give_up(self, batch: ProducerBatch) -> None:
+        """Remove a batch that has failed."""
+        is_later = bool(self.in_flight) and self.in_flight[0] is not batch
+        self.is_in_doubt |= is_later and (batch.may_be_in_log or batch.was_sent_in_larger)
+        self.remove(batch)
 
     def pass_turn(self, batch: ProducerBatch) -> bool:
         """The leader has refused `batch`. The next batch in flight is sent again before it. Return False if there is
@@ -172,6 +183,7 @@ class PartitionSequences:
             sequence = increment_sequence(sequence, batch.record_count)
         self.producer = producer
         self.turn = 0
+        self.is_in_doubt = False
         self.next_sequence = sequence
         self.last_acked_sequence = NO_LAST_ACKED_SEQUENCE
 
@@ -344,7 +356,7 @@ class ProducerIdentity:
         refuses them for the gap has none of them.
         """
         entry = self.sequences[batch.topic_partition]
-        entry.remove(batch)
+        entry.give_up(batch)
         if error.fatal or isinstance(error, UnsupportedVersionError):
             self.fail(error)
             return
@@ -373,8 +385,8 @@ class ProducerIdentity:
         answers were lost, it may have them, and under new numbers they would be duplicated. So each later batch is sent
         again in its turn. If the leader acknowledges one, it has all batches before that one. A gap before a later
         batch says nothing of the older ones, so the batch waits for its turn. A part of a split batch that was sent
-        before may be out of order because the whole is in the log. The outcome of its records is not known, and under
-        new numbers they would be duplicated.
+        before may be out of order because the whole is in the log. So may a batch that was sent before one that has
+        failed, if the leader may have both, and was restarted.
         """
         if not isinstance(error, (OutOfOrderSequenceError, UnknownProducerIdError)):
             return error.retriable
@@ -387,9 +399,12 @@ class ProducerIdentity:
         if not is_in_turn or not (is_new_gap or batch.topic_partition in self._unresolved):
             return True
         may_have_later = knows_producer and batch.may_be_in_log and entry.pass_turn(batch)
-        if not may_have_later:
-            entry.turn = 0
-            self._to_restart.add(batch.topic_partition)
+        if may_have_later:
+            return True
+        entry.turn = 0
+        if entry.is_in_doubt and any(each.may_be_in_log for each in entry.in_flight):
+            return False
+        self._to_restart.add(batch.topic_partition)
         return True
 
     # ---- a new epoch, without transactions -------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from spark_kafka_sink.common.errors import (
     error_for_code,
 )
 from spark_kafka_sink.common.texts import one_line
+from spark_kafka_sink.producer.idempotence import ProducerIdentity
 from spark_kafka_sink.producer.metrics import ProducerMetrics
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
@@ -44,8 +45,8 @@ from spark_kafka_sink.protocol.versions import Message, to_ms
 log = logging.getLogger(__name__)
 
 _NOT_KNOWN: Final = (
-    "they may or may not be in the log. The records were sent in a larger batch. The broker may have appended it"
-    " without an acknowledgement, and refused it as too large when it was sent again."
+    "they may or may not be in the log. The broker may have appended them, or a larger batch that they were part of,"
+    " without an acknowledgement. Asked again it cannot tell: it was restarted, or refuses what it has taken before."
 )
 _NOTHING_TAKEN: Final = (
     CorruptMessageError,
@@ -256,6 +257,12 @@ class BatchOutcomes:
     def _has_taken(self, batch: ProducerBatch, error: KafkaError) -> bool:
         return self._idempotence is not None and self._idempotence.has_taken(batch, error)
 
+    def _is_outcome_unknown(self, batch: ProducerBatch) -> bool:
+        """Return whether the leader may have `batch`, although it refuses it as out of order."""
+        owner = self._idempotence
+        is_in_doubt = isinstance(owner, ProducerIdentity) and owner.sequences[batch.topic_partition].is_in_doubt
+        return batch.was_sent_in_larger or is_in_doubt
+
     def _can_retry(self, batch: ProducerBatch, error: KafkaError, log_start_offset: int, now_ms: int) -> bool:
         if batch.is_done or batch.attempts >= self._retries:
             return False
@@ -267,7 +274,7 @@ class BatchOutcomes:
 
     def _fail_answered(self, batch: ProducerBatch, outcome: PartitionOutcome, error: KafkaError, now_ms: int) -> None:
         timed_out = batch.has_reached_delivery_timeout(self._delivery_timeout_ms, now_ms)
-        if batch.was_sent_in_larger and isinstance(error, OutOfOrderSequenceError):
+        if isinstance(error, OutOfOrderSequenceError) and self._is_outcome_unknown(batch):
             error = OutOfOrderSequenceError(_NOT_KNOWN)
         reported = self.expiry_error(batch) if error.retriable and timed_out else self._located(error, batch)
         own = {index: _record_error(error, text, batch, index) for index, text in outcome.record_errors.items()}

@@ -36,6 +36,7 @@ from spark_kafka_sink.common.errors import (
     OutOfOrderSequenceError,
     RequestTimedOutError,
     SaslAuthenticationError,
+    TopicAuthorizationError,
     UnknownProducerIdError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
@@ -475,6 +476,46 @@ def test_unanswered_batches_are_written_once_by_a_restarted_leader(count: int) -
     assert harness.values() == values(count + 2)
     assert {epoch for epoch, _ in stored(harness)} == {0}
     assert harness.memory_in_use == 0
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("refusal", [TopicAuthorizationError, InvalidRecordError])
+def test_unanswered_batches_are_not_written_again_after_the_last_was_refused(
+    count: int, refusal: type[KafkaError]
+) -> None:
+    """Bug: the restarted leader knew only the last batch, and refused it for another reason when it was sent again. The
+    older ones got a new epoch: they were acknowledged, and there twice.
+    """
+    harness = warm(ONE_EACH)
+    harness.cluster.on(ApiKey.PRODUCE, faults.lose_response(), times=count)
+    deliveries = send_all(harness, count)
+    harness.run_for(50)
+    harness.cluster.log(TOPIC, 0).restart_leader()
+    harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(refusal), skip=count - 1)
+    harness.settle()
+    assert harness.values() == values(count)
+    assert [type(error) for error in errors(deliveries)] == [OutOfOrderSequenceError] * (count - 1) + [refusal]
+    assert all("may or may not be in the log" in str(error) for error in errors(deliveries)[:-1])
+    later = send_all(harness, 2, start=count)
+    harness.settle()
+    assert errors(later) == [None, None]
+    assert harness.values() == values(count + 2)
+    assert harness.memory_in_use == 0
+
+
+def test_unanswered_batches_are_not_written_again_after_the_last_was_split() -> None:
+    """Bug: as above. The topic's limit was lowered meanwhile, so that the last batch was too large."""
+    harness = warm({"linger.ms": "5", "batch.size": "600"})
+    harness.cluster.on(ApiKey.PRODUCE, faults.lose_response(), times=2)
+    deliveries = [harness.send(b"0")]
+    harness.run_for(6)
+    deliveries += [harness.send(b"%d" % number + b"x" * 150) for number in (1, 2)]
+    harness.run_for(50)
+    harness.cluster.log(TOPIC, 0).restart_leader()
+    harness.cluster.topics[TOPIC].max_message_bytes = 300
+    harness.settle()
+    assert [(value or b"")[:1] for value in harness.values()] == [b"0", b"1", b"2"]
+    assert all(isinstance(error, OutOfOrderSequenceError) for error in errors(deliveries))
 
 
 def test_callbacks_keep_the_order_of_the_records_after_a_restart_of_the_leader() -> None:
