@@ -221,6 +221,10 @@ class IncompleteBatches:
         for batch in empty:
             del self._batches[batch]
 
+    def unfilled(self, allocation: SharedAllocation) -> dict[ProducerBatch, None]:
+        """Return the batches without records, and those that lack the bytes of rows in this memory."""
+        return {each: None for each in self._batches if each.record_count == 0 or each.lacks_bytes_of(allocation)}
+
     def next_expiry_ms(self) -> int:
         """Return when the first batch that has not ended reaches delivery.timeout.ms.
 
@@ -379,7 +383,11 @@ class RecordAccumulator:
                 runs, places = self._reserve_runs(topic, block, groups, allocation, on_completion, now_ms)
             self._fill_runs(block, runs, places)
         except BaseException as cause:
-            self._drop_unfilled(allocation, cause)
+            try:
+                self._drop_unfilled(allocation, cause)
+            except BaseException:  # Ctrl-C came once more
+                self._drop_unfilled(allocation, cause)
+                raise
             raise
         finally:
             try:
@@ -502,9 +510,7 @@ class RecordAccumulator:
     def _drain_node(
         self, cluster: Cluster, node: Node, max_size: int, leader_epoch_of: LeaderEpochs, now_ms: int
     ) -> list[ProducerBatch]:
-        """Drain one node, from the partition that was not drained for longest, so that none starves. The caller holds
-        the lock.
-        """
+        """Drain one node, first the partition that has waited longest. The caller holds the lock."""
         leaders, node_id = cluster.leaders, node.id
         batches: list[ProducerBatch] = []
         size = 0
@@ -621,9 +627,8 @@ class RecordAccumulator:
         return len(self._incomplete) > 0
 
     def flush(self, begun: Callable[[], None], wait: Callable[[ProducerBatch], bool]) -> bool:
-        """Let batches go without lingering until this returns. Call `begun`, then `wait` for each incomplete batch.
-
-        `wait` is also called for the parts of split batches. Returns False as soon as `wait` returns False.
+        """Let batches go without lingering until this returns. Call `begun`, then `wait` for each incomplete batch,
+        also for the parts of split ones. Returns False as soon as `wait` returns False.
         """
         flush = object()
         try:
@@ -659,8 +664,7 @@ class RecordAccumulator:
     def _drop_unfilled(self, allocation: SharedAllocation, cause: BaseException) -> None:
         """Drop the batches without bytes after an append that ended early. They could neither be sent nor expire."""
         with self._lock:
-            unfilled = (each for each in self._incomplete if each.record_count == 0 or each.lacks_bytes_of(allocation))
-            batches = dict.fromkeys(unfilled)
+            batches = self._incomplete.unfilled(allocation)
         why = f"The send_columns call whose rows shared a batch with these ended with {type(cause).__name__}: {cause}"
         self._drop(batches, KafkaError(why), Exception)  # on the thread of the caller, so Ctrl-C is raised
 

@@ -185,7 +185,7 @@ class Write:
         self.counts.check()
         self._send_columns(topic, columns, self.counts)
         self.sent += columns.num_rows
-        if columns.timestamp_ms is not None:
+        if columns.timestamp_ms is not None and columns.timestamp_ms.null_count < columns.num_rows:
             self._timed.add(topic)
 
     def finish(self) -> None:

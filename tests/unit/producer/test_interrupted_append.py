@@ -385,6 +385,32 @@ def test_batch_without_its_bytes_does_not_wake_the_sender() -> None:
     assert harness.accumulator.next_expiry_ms() == FOREVER_MS
 
 
+def test_second_interrupt_leaves_no_batch_without_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: it came while the first one was handled. The batch stayed, and later records of its partition waited behind
+    it without end.
+    """
+    harness = ProducerHarness({"linger.ms": "0", "delivery.timeout.ms": "5000", "request.timeout.ms": "1000"})
+    harness.warm_up()
+    drop = harness.accumulator._drop_unfilled
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupt_once(*given: Any) -> None:
+        monkeypatch.setattr(harness.accumulator, "_drop_unfilled", drop)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Block, "encode", interrupt)
+        monkeypatch.setattr(harness.accumulator, "_drop_unfilled", interrupt_once)
+        with pytest.raises(KeyboardInterrupt):
+            harness.producer.send_columns(TOPIC, RecordColumns.from_rows([b"a", b"b"]))
+    later = harness.send(b"later")
+    harness.settle()
+    assert later.error is None
+    assert harness.memory_in_use == 0
+
+
 def test_records_in_a_batch_with_failed_rows_get_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = lingering()
     first = harness.deliveries[0]

@@ -159,6 +159,8 @@ def test_replaced_timestamps_are_said_once_in_a_process(
     monkeypatch.setattr(writes, "_warned", set())
     untimed = pa.table({"value": ["1"]})
     write_table(ScriptedProducer(on_flush=stamp), table_of(untimed), FakeClock())
+    empty = untimed.append_column("timestamp", pa.array([None], pa.int64()))
+    write_table(ScriptedProducer(on_flush=stamp), table_of(empty), FakeClock())
     timed = untimed.append_column("timestamp", pa.array([1_700_000_000_000]))
     write_table(ScriptedProducer(), table_of(timed), FakeClock())
     assert caplog.messages == []
