@@ -187,7 +187,7 @@ class Placement(NamedTuple):
     """The `partitions` of rows (int32, one per row), and the numbers of the `free` rows, which may go to any partition
     and have -1 there.
 
-    `partitions` is None if all rows are free, and `free` is None if all or none are.
+    If all rows are free, both are None. If no row is free, `free` is None.
     """
 
     partitions: Int32Array | None

@@ -518,6 +518,24 @@ def test_unanswered_batches_are_not_written_again_after_the_last_was_split() -> 
     assert all(isinstance(error, OutOfOrderSequenceError) for error in errors(deliveries))
 
 
+def test_doubt_about_older_batches_lasts_as_long_as_one_is_in_flight() -> None:
+    """The leader may have the first and the second. The second has failed, and the third was never appended."""
+    harness = warm(ONE_EACH)
+    identity, gap = harness.identity, OutOfOrderSequenceError()
+    first, second, third = made = [ProducerBatch(PLACE, 0, 100, harness.now_ms) for _ in range(3)]
+    for batch in made:
+        batch.append_row(None, b"v", (), 0, 50, None)
+        identity.on_drain(batch)
+    first.may_be_in_log = second.may_be_in_log = True
+    identity.handle_failed_batch(second, TopicAuthorizationError())
+    assert identity.can_retry(first, gap, -1), "the third may say what the leader has"
+    assert not identity.can_retry(third, gap, -1), "under new numbers the first would be there twice"
+    identity.handle_failed_batch(third, gap)
+    assert identity.sequences[PLACE].is_in_doubt
+    identity.handle_failed_batch(first, gap)
+    assert not identity.sequences[PLACE].is_in_doubt
+
+
 def test_callbacks_keep_the_order_of_the_records_after_a_restart_of_the_leader() -> None:
     """The leader acknowledges the last batch first."""
     harness = warm(ONE_EACH)
