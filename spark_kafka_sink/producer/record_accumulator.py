@@ -215,11 +215,13 @@ class IncompleteBatches:
         self._batches.pop(batch, None)
         self._parts.discard(batch)
 
-    def remove_empty(self, topic_partition: TopicPartition) -> None:
-        """Remove the batch that an append made, if it ended early and put no record into it."""
-        empty = [each for each in self._batches if each.record_count == 0 and each.topic_partition == topic_partition]
-        for batch in empty:
+    def forget_uncounted(self, queue: PartitionQueue) -> None:
+        """Remove the rest of an append to `queue` that ended early, and a batch that it made. May be called again."""
+        empty = [each for each in self._batches if each.record_count == 0]
+        made = [each for each in empty if each.topic_partition == queue.topic_partition]
+        for batch in made:
             del self._batches[batch]
+        queue.forget_uncounted()
 
     def unfilled(self, allocation: SharedAllocation) -> dict[ProducerBatch, None]:
         """Return the batches without records, and those that lack the bytes of rows in this memory."""
@@ -351,8 +353,11 @@ class RecordAccumulator:
                         batch = self._open_new_batch(queue, timestamp_ms, now_ms)
                     batch.append_row(key, value, headers, timestamp_ms, size, thunk, grant)
                 except BaseException:
-                    self._incomplete.remove_empty(topic_partition)
-                    self._queues[topic_partition].forget_uncounted()
+                    try:
+                        self._incomplete.forget_uncounted(self._queues[topic_partition])
+                    except BaseException:  # Ctrl-C came once more
+                        self._incomplete.forget_uncounted(self._queues[topic_partition])
+                        raise
                     raise
                 return created or queue.is_full
         except BaseException:
@@ -445,12 +450,10 @@ class RecordAccumulator:
         """Return the room of the open batch of the partition, or 0 without an open batch."""
         with self._lock:
             queue = self._queues.get(topic_partition)
-            batch = None if queue is None else queue.open_batch
-            return 0 if batch is None else batch.room
+            return 0 if queue is None or queue.open_batch is None else queue.open_batch.room
 
     def _open_new_batch(self, queue: PartitionQueue, base_timestamp_ms: int, now_ms: int) -> ProducerBatch:
-        previous = queue.open_batch
-        if previous is not None:
+        if (previous := queue.open_batch) is not None:
             previous.close_for_appends()
         capacity = self.sizes.capacity(queue.topic_partition.topic) + HEADER_SIZE
         batch = ProducerBatch(queue.topic_partition, base_timestamp_ms, capacity, now_ms)
@@ -584,8 +587,7 @@ class RecordAccumulator:
     def expired_batches(self, now_ms: int) -> list[ProducerBatch]:
         """Return the batches whose delivery.timeout.ms is over. Those that are not in flight leave their queues."""
         with self._lock:
-            expired = self._incomplete.expired(now_ms)
-            if expired:
+            if expired := self._incomplete.expired(now_ms):
                 self._unqueue(dict.fromkeys(expired))
         return expired
 

@@ -27,6 +27,7 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant
 from spark_kafka_sink.producer.futures import BatchResult
+from spark_kafka_sink.producer.record_accumulator import IncompleteBatches, PartitionQueue
 from spark_kafka_sink.producer.transaction_requests import GroupMetadata, OperationResult
 from spark_kafka_sink.producer.transactions import State, TransactionManager
 from spark_kafka_sink.record.block import Block
@@ -154,6 +155,43 @@ def test_interrupted_send_keeps_records_before_and_after_it(before: str) -> None
         sent = [value.rstrip(b"\0") for value in harness.values() if value]
         assert sent == [b"before"] * (before != "nothing") + [b"after"] * 2, interrupt.where
     assert at > 10, "too few places for an interrupt"
+
+
+@pytest.mark.parametrize("undoing", [IncompleteBatches, PartitionQueue])
+@pytest.mark.parametrize("before", ["nothing", "a row", "a full batch"])
+def test_second_interrupt_of_a_send_leaves_no_rest_of_a_record(
+    undoing: type[Any], before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undo = undoing.forget_uncounted
+    calls: list[object] = []
+
+    def interrupted_once(*arguments: object) -> None:
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        undo(*arguments)
+
+    monkeypatch.setattr(undoing, "forget_uncounted", interrupted_once)
+    undone = 0
+    for at in count():
+        calls.clear()
+        harness = ProducerHarness({"linger.ms": "60000", "batch.size": "300"})
+        harness.warm_up()
+        if before != "nothing":
+            harness.send(b"before" + bytes(200 if before == "a full batch" else 0), key=b"key")
+        interrupt = Interrupt(at)
+        with suppress(KeyboardInterrupt), interrupt:
+            harness.send(b"interrupted" + bytes(60), key=b"key")
+        if interrupt.where is None:
+            break
+        undone += len(calls) > 1
+        after = [harness.send(b"after", key=key) for key in (b"1", None)]
+        harness.flush(limit_ms=1_000)
+        assert not harness.accumulator.has_incomplete, interrupt.where
+        assert [each.error for each in after] == [None, None], interrupt.where
+        sent = [value.rstrip(b"\0") for value in harness.values() if value]
+        assert sent == [b"before"] * (before != "nothing") + [b"after"] * 2, interrupt.where
+    assert undone > 10, "too few places for two interrupts"
 
 
 @pytest.mark.parametrize("call", ["send", "send_columns", "partitions_for"])
