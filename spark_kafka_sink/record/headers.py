@@ -210,6 +210,26 @@ def with_missing_header(headers: pa.Array | None, name: str, value: bytes, rows:
     return _with_header(headers, name, value, is_added)
 
 
+def without_headers(headers: pa.Array, name: str) -> pa.Array:
+    """Return `headers` without those of this name: as they are if there are none, else HEADERS with names that are not
+    checked. `headers`: any layout that `normalise_headers` takes; another one is returned as it is.
+    """
+    if not is_list_of_headers(headers.type):
+        return headers
+    given = _as_headers(headers)
+    is_kept = ~bool_values(pc.equal(given.values.field(0), binary_scalar(name.encode())).fill_null(False))
+    if is_kept.all():
+        return headers
+    kept_before = np.concatenate(([0], np.cumsum(is_kept)))
+    offsets = index_array(kept_before[_list_bounds(given)].astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, given.values.filter(pa.array(is_kept)))
+
+
+def is_list_of_pairs(headers: Any) -> bool:
+    """Return whether an object can be the headers of one record."""
+    return type(headers) is list or _is_list(headers)
+
+
 def _same_header(name: str, value: bytes, rows: int) -> pa.Array:
     """Return this header for each of `rows` rows: HEADERS."""
     children = []
@@ -382,7 +402,7 @@ def header_pairs(headers: Any, whose: str, *, takes_unnamed: bool = False) -> li
     or lists, or of Rows, named tuples and mappings with the fields key and value in any order. Raises
     SerializationError, with the record in `whose`, for anything else.
     """
-    if not (type(headers) is list or _is_list(headers)):
+    if not is_list_of_pairs(headers):
         raise SerializationError(f"The headers of {whose} are a {_described(headers)}; {_FORMS}.")
     pairs = []
     for header in headers:

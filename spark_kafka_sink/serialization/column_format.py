@@ -91,6 +91,11 @@ class ColumnFormat:
     json: JsonOptions = JsonOptions()
     """For `json` and `json-schema`."""
 
+    @property
+    def schema_id_header(self) -> str:
+        """The name of the header in which readers look for the id of the schema, before they look at the bytes."""
+        return f"__{self.field}_schema_id"
+
 
 class BadRow(NamedTuple):
     """A row that does not fit the schema."""

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
-from spark_kafka_sink.record.headers import with_header
+from spark_kafka_sink.record.headers import with_header, without_headers
 from spark_kafka_sink.record.sifting import Unwritable
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.column_format import JSON, BadRow, ColumnFormat
@@ -171,8 +171,11 @@ class RecordFormats:
         return found
 
     def _add_headers(self, part: dict[str, pa.Array]) -> None:
+        """A row's own header with the id of a schema tells how the bytes of its source were written, not these."""
         for each in self._formats:
             header = each.column_format.header
+            if HEADERS in part:
+                part[HEADERS] = without_headers(part[HEADERS], each.column_format.schema_id_header)
             if header is not None and each.column_format.field in part:
                 part[HEADERS] = with_header(part.get(HEADERS), *header, part[each.column_format.field])
 

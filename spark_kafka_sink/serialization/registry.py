@@ -99,7 +99,7 @@ def registered(
             f"schema.id.location={IN_HEADER} needs a registry that gives schemas a GUID, and this one gave none"
             f" for subject {subject}: set schema.id.location={IN_PREFIX}."
         )
-    return replace(column_format, header=(f"__{column_format.field}_schema_id", b"\1" + found.guid.bytes + indexes))
+    return replace(column_format, header=(column_format.schema_id_header, b"\1" + found.guid.bytes + indexes))
 
 
 def _check_schema(schema: Schema, column_format: ColumnFormat, subject: str) -> None:

@@ -15,13 +15,13 @@ import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType, UserDefinedType
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
-from spark_kafka_sink.record.headers import field_names
+from spark_kafka_sink.record.headers import field_names, is_list_of_pairs
 from spark_kafka_sink.record.sifting import Unwritable
 from spark_kafka_sink.record.values import array_of, array_of_fitting
 from spark_kafka_sink.serialization.record_formats import RecordFormats, ResolvedFormats
 from spark_kafka_sink.sink.delivery import TaskDelivery
 from spark_kafka_sink.sink.options import SinkConfig
-from spark_kafka_sink.sink.rows import PartitionWriter, taken
+from spark_kafka_sink.sink.rows import PartitionWriter, row_headers, taken
 from spark_kafka_sink.sink.schema import HEADERS, VALUE
 
 CHUNK_BYTES: Final = 1 << 20
@@ -50,6 +50,8 @@ class FormattedWriter:
         self._columns = tuple(formats.columns())
         self._fields = tuple(each.column_format.field for each in self._columns)
         self._formats = RecordFormats(formats)
+        ids = [each.column_format.schema_id_header for each in self._columns]
+        self._schema_ids = frozenset({*ids, *(each.encode() for each in ids)})
         self._stored_forms = stored_forms(self.config)
         self._pending: list[tuple[tuple[Any, ...], list[Any]]] = []
         self._chunk_rows = _FIRST_ROWS
@@ -121,7 +123,15 @@ class FormattedWriter:
             if at is not None and at < len(own):
                 form = self._stored_forms.get(field)
                 own[at] = _fixed(own[at] if form is None else form(own[at], number))
+        at = _place(names, HEADERS)
+        if at is not None and at < len(own) and is_list_of_pairs(own[at]):
+            own[at] = self._without_schema_ids(own[at], number)
         return own
+
+    def _without_schema_ids(self, headers: Any, number: int) -> list[tuple[Any, Any]]:
+        """Leave out the headers that tell how the bytes of the row's source were written, as `RecordFormats` does."""
+        pairs = row_headers(headers, number, takes_unnamed=self._has_letters)
+        return [pair for pair in pairs if pair[0] not in self._schema_ids]
 
     def _send_pending(self) -> None:
         rows, self._pending = self._pending, []

@@ -132,11 +132,12 @@ def _snapshot(row: Any, number: int, *, takes_unnamed: bool) -> Taken:
     if HEADERS in own:
         at = own.index(HEADERS)
         if at < len(cells) and type(cells[at]) in (list, tuple):
-            cells[at] = _pairs(cells[at], number, takes_unnamed=takes_unnamed)
+            cells[at] = row_headers(cells[at], number, takes_unnamed=takes_unnamed)
     return own, cells
 
 
-def _pairs(headers: Any, number: int, *, takes_unnamed: bool) -> list[tuple[Any, Any]]:
+def row_headers(headers: Any, number: int, *, takes_unnamed: bool) -> list[tuple[Any, Any]]:
+    """Return the headers of row `number` as `header_pairs` does. Raises SchemaError if they are none."""
     try:
         return header_pairs(headers, f"row {number}", takes_unnamed=takes_unnamed)
     except SerializationError as unclear:

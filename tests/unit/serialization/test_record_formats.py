@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -103,6 +104,32 @@ def test_the_id_goes_into_a_header_of_each_record_that_is_not_null(given: list[o
     first, second = ([{"key": b"h", "value": value}] if given else [] for value in (b"1", b"2"))
     assert part.columns["headers"].to_pylist() == [[*first, own], second, [own]]
     assert part.columns["value"].to_pylist() == AVRO_ROWS
+
+
+@pytest.mark.parametrize("names", [pa.string(), pa.binary(), pa.dictionary(pa.int8(), pa.string())], ids=str)
+@pytest.mark.parametrize("place", ["header", "prefix", "nowhere"])
+def test_a_row_does_not_keep_the_schema_id_of_its_source(place: str, names: pa.DataType) -> None:
+    """Readers look at the first such header, before they look at the bytes."""
+    found = formats({"value": STRUCT}, value_format="avro")
+    assert found.value is not None
+    own = ("__value_schema_id", b"\1" + bytes(16))
+    changed: dict[str, Any] = {"header": {"header": own}, "prefix": {"prefix": b"\0\0\0\0\1"}, "nowhere": {}}[place]
+    found = replace(found, value=replace(found.value, column_format=replace(found.value.column_format, **changed)))
+    stale = ("__value_schema_id", b"\1" + b"x" * 16)
+    raw_key = ("__key_schema_id", b"\1" + b"k" * 16)
+    given = [[("h", b"1"), stale, stale, raw_key], None, [], [stale], [("h", None)], None]
+    values = pa.array([*ROWS, *ROWS], STRUCT)
+    headers = pa.array(given, pa.list_(pa.struct([("key", names), ("value", pa.binary())])))
+    parts = RecordFormats(found).parts({"value": values.slice(1), "headers": headers.slice(1)})
+    read = [row for part in parts for row in part.columns["headers"].to_pylist()]
+    pairs = [[(each["key"], each["value"]) for each in row or ()] for row in read]
+    pairs = [[(key if isinstance(key, str) else key.decode(), value) for key, value in row] for row in pairs]
+    added = [own] if place == "header" else []
+    assert pairs == [[], added, added, [("h", None)], added]
+    (first,) = RecordFormats(found).parts({"value": values.slice(0, 1), "headers": headers.slice(0, 1)})
+    assert first.source["headers"].equals(headers.slice(0, 1)), "a dead letter has the row as it was"
+    kept = [(each["key"].decode(), each["value"]) for each in first.columns["headers"][0].as_py()]
+    assert kept == [("h", b"1"), raw_key, *added]
 
 
 def test_no_rows_make_no_part() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -120,6 +121,20 @@ def test_a_row_counts_as_it_was_when_it_was_taken() -> None:
     bench.writer.write(same())
     bench.writer.finish()
     assert [json.loads(value)["a"] for (value,) in bench.rows()] == list(range(100))
+
+
+@pytest.mark.parametrize("make", [list, tuple, deque, iter], ids=["list", "tuple", "deque", "iterator"])
+def test_a_row_does_not_keep_the_schema_id_of_its_source(make: Callable[[list[Any]], Any]) -> None:
+    given = [
+        ("__value_schema_id", b"\1" + bytes(16)),
+        {"key": "__value_schema_id", "value": b"2"},
+        Row(value=b"3", key=b"__value_schema_id"),
+        ("h", b"4"),
+        ("__key_schema_id", b"5"),
+    ]
+    bench = Bench(value_format="avro")
+    found = bench.written([{"key": "k", "value": {"a": 1, "b": None}, "headers": make(given)}], "headers")
+    assert found == [([{"key": b"h", "value": b"4"}, {"key": b"__key_schema_id", "value": b"5"}],)]
 
 
 def test_topic_partition_and_headers_go_with_their_row() -> None:
