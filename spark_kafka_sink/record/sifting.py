@@ -110,6 +110,12 @@ class Unwritable(NamedTuple):
     reason: str
     texts: Mapping[str, bytes] = MappingProxyType({})
     """JSON text in place of cells that have no bytes in their format: `value`, `key`."""
+    lost: frozenset[str] = frozenset()
+    """What the columns lack of the row, because neither bytes nor text can hold it: `value`, `key`, `headers`."""
+
+    def joined(self, other: Unwritable) -> Unwritable:
+        """Return what both know of one row. The reason is that of the first."""
+        return self._replace(texts={**other.texts, **self.texts}, lost=self.lost | other.lost)
 
 
 class RowContent(NamedTuple):

@@ -34,6 +34,7 @@ from spark_kafka_sink.serialization.plan import (
     WHAT_INSTEAD,
     WITH_NULLS,
     WITHOUT_NULLS,
+    ZONE_IS_MISSING,
     How,
     Kind,
     Node,
@@ -162,8 +163,7 @@ class _Maker:
         zone = self.options.time_zone or self.options.zone_of_variants
         table = Zone(b"", 0) if zone is None else zone_table(zone)
         reasons = {
-            NO_ZONE: "the variant has a timestamp, and the session's time zone is not known here. Set"
-            f" {path.partition('.')[0]}.json.timeZone",
+            NO_ZONE: f"{ZONE_IS_MISSING} Set {path.partition('.')[0]}.json.timeZone",
         }
         return Node(
             Op.VARIANT,

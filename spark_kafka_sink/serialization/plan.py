@@ -95,6 +95,7 @@ WITHOUT_DEFAULT, WRAPPED = range(2)
 
 IS_NULL, TOO_LARGE, NO_SYMBOL, WRONG_SIZE, OUT_OF_RANGE, INEXACT, NOT_UTF8, SECOND = range(2, 10)
 NOT_VARIANT, UNKNOWN_VARIANT, TOO_DEEP, NO_ZONE = range(10, 14)
+ZONE_IS_MISSING: Final = "the variant has a timestamp, and the session's time zone is not known here."
 """Why a row is bad, as the kernel says it."""
 
 PER_SECOND: Final[Mapping[str, int]] = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}

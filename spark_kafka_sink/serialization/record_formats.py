@@ -20,6 +20,7 @@ from spark_kafka_sink.record.headers import with_header, without_headers
 from spark_kafka_sink.record.sifting import Unwritable
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.column_format import JSON, BadRow, ColumnFormat
+from spark_kafka_sink.serialization.plan import ZONE_IS_MISSING
 
 MOST_BYTES: Final = 16 << 20
 """The most bytes of a column in one part, unless one row alone has more."""
@@ -103,10 +104,13 @@ class RecordFormats:
 
     def unwritable(self, part: FormattedRecords) -> list[Unwritable]:
         """Return the rows of a part that do not fit, in their order and counted in the part, each with a reason. Cells
-        that do not fit are there as JSON text, with their nulls, if JSON can hold them.
+        that do not fit are there as JSON text, with their nulls, if JSON can hold them. Raises SerializationError for a
+        row that an option would mend.
         """
         if not part.bad_rows:
             return []
+        if any(bad.reason.startswith(ZONE_IS_MISSING) for bad in part.bad_rows):
+            part.check()
         reasons: dict[int, str] = {}
         fields: dict[str, list[int]] = {}
         for bad in part.bad_rows:
@@ -114,11 +118,19 @@ class RecordFormats:
             reasons.setdefault(row, f"{bad.path}: {bad.reason}")
             fields.setdefault(bad.path.partition(".")[0], []).append(row)
         texts: dict[int, dict[str, bytes]] = {row: {} for row in reasons}
+        lost: dict[int, set[str]] = {row: set() for row in reasons}
+        for field, rows in fields.items():
+            for row in rows:
+                lost[row].add(field)
         for each in self._formats:
             field = each.column_format.field
             for row, text in self._texts(each, part.source, fields.get(field, ())):
                 texts[row][field] = text
-        return [Unwritable(row, SerializationError, reason, texts[row]) for row, reason in reasons.items()]
+                lost[row].discard(field)
+        return [
+            Unwritable(row, SerializationError, reason, texts[row], frozenset(lost[row]))
+            for row, reason in reasons.items()
+        ]
 
     def _texts(
         self, resolved: ResolvedFormat, columns: Mapping[str, pa.Array], rows: Sequence[int]

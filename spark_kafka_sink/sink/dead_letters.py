@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -47,8 +47,9 @@ BATCH_HEADER: Final = "__sink.errors.batch.id"
 AS_JSON_HEADER: Final = "__sink.errors.as.json"
 """Names what is JSON text in the dead letter, because it does not fit its schema and has no bytes in its format."""
 LEFT_OUT_HEADER: Final = "__sink.errors.left.out"
-"""Names what the record had and the dead letter does not have, because it would be too large with it."""
+"""Names what the record had and the dead letter does not have: it would be too large, or nothing can hold a cell."""
 
+_PARTS: Final = ("value", "headers", "key")
 _LONGEST_TEXT: Final = 500
 _LONGEST_TOPIC: Final = 300
 """A name that is no topic's may be of any length. Topics have at most 249 characters."""
@@ -163,7 +164,8 @@ class DeadLetters:
         more = [() if header is None or _has(row, header[0]) else (header,) for row in rows]
         reasons = [[*self._reasons(row, first_row), *own] for row, own in zip(rows, more, strict=True)]
         sizes = (
-            sendable_size(row, _headers(row, own, ()), self._rules) for row, own in zip(rows, reasons, strict=True)
+            sendable_size(row, _headers(row, own, row.fault.lost), self._rules)
+            for row, own in zip(rows, reasons, strict=True)
         )
         largest = max((size for size in sizes if size is not None), default=None)
         limit = self._limits_of(self.topic, None, largest).max_message_bytes
@@ -179,14 +181,14 @@ class DeadLetters:
         self, row: RowContent, reasons: list[Header], max_message_bytes: int | None
     ) -> tuple[RowContent, list[Header]]:
         """Return the row and its headers, without its value, headers or key if they make it too large."""
-        left_out: list[str] = []
+        left_out = set(row.fault.lost)
         headers = _headers(row, reasons, left_out)
-        parts = {"value": row.value is not None, "headers": bool(row.headers), "key": row.key is not None}
-        for part in [name for name, is_there in parts.items() if is_there]:
+        is_there = {"value": row.value is not None, "headers": bool(row.headers), "key": row.key is not None}
+        for part in (each for each in _PARTS if is_there[each]):
             size = sendable_size(row, headers, self._rules)
             if size is not None and (max_message_bytes is None or size <= max_message_bytes):
                 break
-            left_out.append(part)
+            left_out.add(part)
             row = _without(row, part)
             headers = _headers(row, reasons, left_out)
         return row, headers
@@ -227,9 +229,9 @@ def _has(row: RowContent, name: str) -> bool:
     return any(own == name for own, _ in row.headers)
 
 
-def _headers(row: RowContent, reasons: Sequence[Header], left_out: Sequence[str]) -> list[Header]:
+def _headers(row: RowContent, reasons: Sequence[Header], left_out: Container[str]) -> list[Header]:
     """Return the headers of a dead letter."""
-    lists = ((AS_JSON_HEADER, row.as_json), (LEFT_OUT_HEADER, left_out))
+    lists = ((AS_JSON_HEADER, row.as_json), (LEFT_OUT_HEADER, [part for part in _PARTS if part in left_out]))
     return [*row.headers, *reasons, *((name, ", ".join(parts).encode()) for name, parts in lists if parts)]
 
 

@@ -174,7 +174,8 @@ class FormattedWriter:
             cells = [_cell(*row, field) for row in rows]
             if self._has_letters:
                 columns[field], reasons = array_of_fitting(cells, each.data_type, field, numbers)
-                faults = [Unwritable(place, SerializationError, reason) for place, reason in reasons.items()]
+                lost = frozenset({field})
+                faults = [Unwritable(place, SerializationError, why, lost=lost) for place, why in reasons.items()]
                 self._writer.expect(faults, self._taken)
             else:
                 columns[field] = array_of(cells, each.data_type, field, numbers)

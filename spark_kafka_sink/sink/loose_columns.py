@@ -40,8 +40,10 @@ class _Faults:
     def __init__(self) -> None:
         self.by_row: dict[int, Unwritable] = {}
 
-    def note(self, row: int, error: type[KafkaError], reason: str) -> None:
-        self.by_row.setdefault(row, Unwritable(row, error, reason))
+    def note(self, row: int, error: type[KafkaError], reason: str, *lost: str) -> None:
+        """Note a fault. `lost`: the column whose cell is not as it was."""
+        fault = Unwritable(row, error, reason, lost=frozenset(lost))
+        self.by_row[row] = self.by_row.get(row, fault).joined(fault)
 
 
 def loose_columns(
@@ -75,7 +77,7 @@ def _binary(cells: Column, name: str, faults: _Faults) -> pa.Array:
     except SerializationError:
         clean = list(cells)
         for row in _no_texts(cells):
-            faults.note(row, SerializationError, f"the {name} is a text that UTF-8 cannot hold")
+            faults.note(row, SerializationError, f"the {name} is a text that UTF-8 cannot hold", name)
             clean[row] = None
         return binary_array(clean, name)
 
@@ -96,7 +98,7 @@ def _headers(counts: Column, names: Column, values: Column, faults: _Faults) -> 
             clean = list(cells)
             for at in _no_texts(cells):
                 reason = f"the {what} of a header is a text that UTF-8 cannot hold"
-                faults.note(bisect_right(ends, at), SerializationError, reason)
+                faults.note(bisect_right(ends, at), SerializationError, reason, HEADERS)
                 clean[at] = "" if what == "name" else None
             cleaned.append(clean)
         return headers_from_cells(counts, *cleaned)

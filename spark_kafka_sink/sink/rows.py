@@ -444,11 +444,11 @@ class PartitionWriter:
 
     def expect(self, faults: Iterable[Unwritable], first: int) -> None:
         """Note rows that will come and cannot be written: they become dead letters. `faults`: counted from row `first`
-        of the task. The first reason of a row counts, and the texts of all.
+        of the task.
         """
         for fault in faults:
-            known = self._expected.setdefault(first + fault.row, fault)
-            self._expected[first + fault.row] = known._replace(texts={**fault.texts, **known.texts})
+            known = self._expected.get(first + fault.row, fault)
+            self._expected[first + fault.row] = known.joined(fault)
 
     def finish(self) -> None:
         """Wait until every row is acknowledged and give the producer back. Raises KafkaError if one is not."""
@@ -543,7 +543,9 @@ class PartitionWriter:
             self._delivery.send_each(block.by_topic())
         else:
             columns, faults = block.loose_columns()
-            known = {fault.row: fault for fault in faults} | self._expected_of(block.num_rows)
+            known = self._expected_of(block.num_rows)
+            for fault in faults:
+                known[fault.row] = known.get(fault.row, fault).joined(fault)
             columns = self._delivery.sifted(columns, [*known.values()])
             self._delivery.send_each(columns_by_topic(self.config, columns))
 

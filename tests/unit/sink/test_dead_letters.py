@@ -247,6 +247,8 @@ def test_rows_with_good_and_bad_cells_are_parted() -> None:
         strict=True,
     ):
         assert expected in text
+    left_out = [letter["headers"].get("__sink.errors.left.out") for letter in dead]
+    assert left_out == [*[None] * 11, b"value", b"value", b"headers", b"headers"]
     assert bench.report().dead_letters == 15
 
 

@@ -314,6 +314,7 @@ def test_a_map_with_a_null_key_has_no_text() -> None:
     assert [key for (key,) in bench.sent("key")] == [b"0", b"2", b"3"]
     (letter,) = bench.dead()
     assert (letter["key"], letter["value"], letter["h"], AS_JSON in letter) == (b"1", None, b"1", False)
+    assert letter[LEFT_OUT] == b"value", "else the null is written again as a tombstone"
     assert letter[MESSAGE].startswith(b"value.m.key: it is null")
 
 
@@ -375,6 +376,7 @@ def test_cells_of_rows_that_no_column_can_hold(
     assert [at for (at,) in bench.sent("key")] == [b'{"k":%d}' % row for row in (0, 1, 3, 4)]
     first, second = bench.dead()
     assert (first["key"], first["value"], AS_JSON in first) == (b'{"k":2}', None, False)
+    assert first[LEFT_OUT] == b"value", "else the null is written again as a tombstone"
     assert reason in first[MESSAGE].decode()
     assert (second["key"], second[ROW]) == (b'{"k":5}', b"5")
 
@@ -532,8 +534,31 @@ def test_a_key_is_json_if_no_column_can_hold_the_value() -> None:
     bench = Bench(resolved("value", "json", value), resolved("key", "avro", key, NO_NULL))
     bench.write_rows([Row(value=Row(n=2**31), key=Row(a=None))])
     (letter,) = bench.dead()
-    assert (letter["key"], letter["value"], letter[AS_JSON]) == (b'{"a":null}', None, b"key")
+    assert (letter["key"], letter["value"]) == (b'{"a":null}', None)
+    assert (letter[AS_JSON], letter[LEFT_OUT]) == (b"key", b"value")
     assert b"does not fit into 32 bits" in letter[MESSAGE]
+
+
+def test_key_and_value_that_nothing_can_hold_are_both_left_out() -> None:
+    key = pa.struct([("n", pa.int32())])
+    bench = Bench(resolved("value", "json", key), resolved("key", "json", key))
+    bench.write_rows([Row(value=Row(n=2**31), key=Row(n=2**31)), Row(value=Row(n=1), key=Row(n=2**31))])
+    both, only_key = bench.dead()
+    assert (both["key"], both["value"], both[LEFT_OUT]) == (None, None, b"value, key")
+    assert (only_key["key"], only_key["value"], only_key[LEFT_OUT]) == (None, b'{"n":1}', b"key")
+
+
+@pytest.mark.usefixtures("emitter")
+def test_a_row_that_an_option_would_mend_is_no_dead_letter() -> None:
+    """The sink does not know the zone in which the variant's timestamp is to be printed."""
+    parts = [pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False, {"variant": "true"})]
+    small, time = b"\x0c\5", b"\x30" + bytes(8)
+    cells = [pa.array([small, time]), pa.array([b"\1\0\0"] * 2)]
+    values = pa.StructArray.from_arrays([pa.StructArray.from_arrays(cells, fields=parts)], names=["event"])
+    bench = Bench(resolved("value", "json", values.type))
+    with pytest.raises(SerializationError, match=r"value\.event of row 1: .* Set value\.json\.timeZone"):
+        bench.write({"value": values})
+    assert bench.producer.sent == []
 
 
 def test_a_row_with_two_faults_has_the_reason_of_its_schema() -> None:
