@@ -42,7 +42,7 @@ class ProducerConfig(SecurityConfig):
         }
     )
     client_id: str = option(
-        parsers.text,
+        parsers.name,
         "",
         "string",
         "Name of this client in the brokers' logs, metrics and quotas. Without it each producer gets one: producer-1,"
@@ -78,7 +78,7 @@ class ProducerConfig(SecurityConfig):
         " max.in.flight.requests.per.connection is above 5.",
     )
     transactional_id: str | None = option(
-        parsers.non_empty_text, None, "string", "The name of this producer's transactions at the brokers."
+        parsers.non_empty_name, None, "string", "The name of this producer's transactions at the brokers."
     )
     transaction_timeout_ms: int = option(
         parsers.between(1, INT_MAX),

@@ -27,6 +27,8 @@ from spark_kafka_sink.common.texts import Secret, shown
 _TRIMMED = "".join(map(chr, range(0x21)))
 """The characters that Kafka strips from a password: Java's `trim` strips only ASCII's blanks."""
 _HOST = re.compile(r"[\w.%:-]+")
+_MOST_NAME_BYTES: Final = 32_000
+"""Kafka's strings have at most 32,767 bytes, and numbers are added to some names."""
 
 
 class RefusalError(Exception):
@@ -92,6 +94,22 @@ def non_empty_text(value: object) -> str:
     if not text(value):
         raise RefusalError("must not be empty")
     return text(value)
+
+
+def name(value: object) -> str:
+    """Parse a name that goes into requests."""
+    found = text(value)
+    try:
+        size = len(found.encode())
+    except UnicodeEncodeError:
+        raise RefusalError("must be text that UTF-8 can hold") from None
+    if size > _MOST_NAME_BYTES:
+        raise RefusalError(f"must have at most {_MOST_NAME_BYTES} bytes")
+    return found
+
+
+def non_empty_name(value: object) -> str:
+    return name(non_empty_text(value))
 
 
 def path(value: object) -> str:

@@ -11,7 +11,7 @@ KIP-360).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -91,6 +91,8 @@ class PartitionSequences:
         self._turn_epoch: int | None = None
         """The epoch of the leader that refused the batches before the turn; None: the brokers give none."""
         self._next_ordinal = 0
+        self._ends: dict[tuple[int, ...], int] = {}
+        """Of the last acknowledged batches, by ordinal: the offset behind each."""
 
     def take(self, batch: ProducerBatch, is_transactional: bool) -> None:
         """Give `batch` the next numbers and count it as in flight."""
@@ -145,7 +147,33 @@ class PartitionSequences:
         batch, too.
         """
         last = self.last_acked_sequence
-        return last != NO_LAST_ACKED_SEQUENCE and batch.has_sequence and _is_after(last, batch.last_sequence)
+        is_earlier = last != NO_LAST_ACKED_SEQUENCE and batch.has_sequence and _is_after(last, batch.last_sequence)
+        return is_earlier and not batch.is_overtaken
+
+    def note_place(self, batch: ProducerBatch, base_offset: int) -> None:
+        """Note where an acknowledged batch, in flight until now, is in the log. If there is no room before it for the
+        batches in flight that are older, they are not in this log: the topic was deleted and created again after they
+        were sent. A leader that does not know the producer takes any batch first.
+        """
+        older = [each for each in self.in_flight if each.ordinal < batch.ordinal]
+        oldest = older[0].ordinal if older else batch.ordinal
+        behind_acknowledged = max((end for ordinal, end in self._ends.items() if ordinal < oldest), default=0)
+        if base_offset < behind_acknowledged + sum(each.record_count for each in older):
+            self._forget_log(older)
+        self._ends[batch.ordinal] = base_offset + batch.record_count
+        if len(self._ends) > REMEMBERED_BATCHES:
+            del self._ends[min(self._ends)]
+
+    def leader_is_new(self) -> None:
+        """The topic was created again. Whichever batches the leader takes first, they say nothing about the others."""
+        self.last_acked_sequence = NO_LAST_ACKED_SEQUENCE
+        self.turn = 0
+        self._forget_log(self.in_flight)
+
+    def _forget_log(self, sent: Iterable[ProducerBatch]) -> None:
+        for batch in sent:
+            batch.is_overtaken = True
+        self._ends.clear()
 
     def acknowledge(self, batch: ProducerBatch) -> None:
         last, last_sequence = self.last_acked_sequence, batch.last_sequence
@@ -271,8 +299,7 @@ class ProducerIdentity:
             self._is_init_stale = self._init_in_flight
         for topic_partition, entry in self.sequences.items():
             if topic_partition.topic in topics:
-                entry.last_acked_sequence = NO_LAST_ACKED_SEQUENCE
-                entry.turn = 0
+                entry.leader_is_new()
 
     def reason_to_wait(self, topic_partition: TopicPartition) -> str | None:  # noqa: ARG002
         """Return why records of the partition must wait, if a broker refused something that they wait for."""
@@ -330,18 +357,22 @@ class ProducerIdentity:
 
     # ---- what became of a batch ------------------------------------------------------------------------------------
 
-    def handle_completed_batch(self, batch: ProducerBatch) -> Sequence[ProducerBatch]:
+    def handle_completed_batch(self, batch: ProducerBatch, base_offset: int = -1) -> Sequence[ProducerBatch]:
         """Return the batches before it that the leader has too, in their order. It refused them as out of order, but
         took `batch`, whose turn it was. They are queued to be sent again, which is not needed any more.
+
+        `base_offset`: that of its first record, -1 if it is not known.
         """
         entry = self.sequences[batch.topic_partition]
-        taken = entry.in_flight[: entry.turn] if entry.turn and entry.in_flight[entry.turn] is batch else ()
-        entry.remove(batch)
-        current = entry.producer
         # else the batch was given up, and the partition has begun a new epoch since
-        if batch.producer_id == current.producer_id and batch.producer_epoch == current.epoch:
+        is_current = (batch.producer_id, batch.producer_epoch) == entry.producer
+        if is_current and base_offset >= 0:
+            entry.note_place(batch, base_offset)
+        older = entry.in_flight[: entry.turn] if entry.turn and entry.in_flight[entry.turn] is batch else ()
+        entry.remove(batch)
+        if is_current:
             entry.acknowledge(batch)
-        return taken
+        return [each for each in older if not each.is_overtaken]
 
     def handle_split_batch(self, batch: ProducerBatch) -> None:
         """The parts of `batch` take its place in flight."""

@@ -221,7 +221,8 @@ class BatchOutcomes:
 
     def _complete(self, batch: ProducerBatch, outcome: PartitionOutcome, now_ms: int) -> None:
         if self._idempotence is not None:
-            for earlier in self._idempotence.handle_completed_batch(batch):  # callbacks keep the order of the records
+            taken = self._idempotence.handle_completed_batch(batch, -1 if outcome.error else outcome.base_offset)
+            for earlier in taken:  # callbacks keep the order of the records
                 self._accumulator.withdraw(earlier)
                 self._complete(earlier, PartitionOutcome(), now_ms)
         if not batch.is_done:

@@ -65,8 +65,8 @@ class ProducerBatch:
     __slots__ = (
         "_allocations", "_batch_size", "_chunks", "_empty_places", "_open_row_run", "_own", "_row_runs", "_sealed",
         "_sealed_stale", "_unfilled", "attempts", "base_sequence", "base_timestamp_ms", "created_ms", "drained_ms",
-        "is_done", "is_in_flight", "is_open", "is_transactional", "largest_record", "last_attempt_ms", "last_error",
-        "leader_epoch", "leader_epoch_at_last_attempt", "max_timestamp_ms", "may_be_in_log", "ordinal",
+        "is_done", "is_in_flight", "is_open", "is_overtaken", "is_transactional", "largest_record", "last_attempt_ms",
+        "last_error", "leader_epoch", "leader_epoch_at_last_attempt", "max_timestamp_ms", "may_be_in_log", "ordinal",
         "producer_epoch", "producer_id", "record_count", "result", "retry_at_ms", "sequence_has_been_reset", "size",
         "split_parts", "thunks", "topic_partition", "was_sent_in_larger",
     )  # fmt: skip
@@ -111,10 +111,10 @@ class ProducerBatch:
 
         The parts of a split batch extend its ordinal.
         """
-        self.may_be_in_log = self.was_sent_in_larger = False
-        """Whether an earlier attempt may be in the log, and whether that attempt was part of a larger batch.
-
-        In the second case no leader recognizes this batch as a duplicate.
+        self.may_be_in_log = self.was_sent_in_larger = self.is_overtaken = False
+        """Whether an earlier attempt may be in the log; whether that attempt was part of a larger batch, so that no
+        leader recognizes this one as a duplicate; and whether a later batch may be in another log, because the topic
+        was made again, so that its acknowledgement says nothing about this batch.
         """
 
         self.thunks: list[Thunk] = []
@@ -280,7 +280,8 @@ class ProducerBatch:
     ) -> None:
         """Set a new producer state for records that were sent under an older one (KIP-360)."""
         self.sequence_has_been_reset = True
-        self.may_be_in_log = self.was_sent_in_larger = False  # the leader lacks the batches before it
+        # the leader lacks the batches before it
+        self.may_be_in_log = self.was_sent_in_larger = self.is_overtaken = False
         self.set_producer_state(producer_id, producer_epoch, base_sequence, is_transactional)
 
     def seal(self, codec: Codec) -> SealedBatch:
@@ -481,7 +482,7 @@ def split_batch(batch: ProducerBatch, now_ms: int) -> list[ProducerBatch]:
 def _new_part(batch: ProducerBatch, first_record: DecodedRecord, target: int, now_ms: int) -> ProducerBatch:
     part = ProducerBatch(batch.topic_partition, first_record.timestamp_ms, target, batch.created_ms)
     part.last_attempt_ms = part.retry_at_ms = now_ms
-    part.leader_epoch = batch.leader_epoch
+    part.leader_epoch, part.is_overtaken = batch.leader_epoch, batch.is_overtaken
     part.was_sent_in_larger = batch.was_sent_in_larger or batch.may_be_in_log
     return part
 

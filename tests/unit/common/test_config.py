@@ -128,6 +128,7 @@ def test_values_are_parsed(key: str, given: object, expected: object) -> None:
         ("max.in.flight.requests.per.connection", "0", "between 1"),
         ("metadata.max.idle.ms", "4999", "between 5000"),
         ("transactional.id", "  ", "must not be empty"),
+        ("client.id", "host\udc80", "must be text that UTF-8 can hold"),
         ("bootstrap.servers", "localhost", "'localhost' is not host:port"),
         ("bootstrap.servers", "localhost:0", "not host:port"),
         ("bootstrap.servers", "localhost:65536", "not host:port"),
@@ -143,6 +144,14 @@ def test_malformed_value_is_refused_with_setting_and_remedy(key: str, given: obj
         ProducerConfig.from_mapping({**SERVERS, key: given})
     assert str(refusal.value).startswith(f"{key}={given!r} must ")
     assert rule in str(refusal.value)
+
+
+@pytest.mark.parametrize("key", ["client.id", "transactional.id"])
+def test_name_that_no_request_can_hold_is_refused(key: str) -> None:
+    assert ProducerConfig.from_mapping({**SERVERS, key: "ü" * 16_000}) is not None
+    with pytest.raises(ConfigError, match=rf"{key}='.* must have at most 32000 bytes") as refusal:
+        ProducerConfig.from_mapping({**SERVERS, key: "ü" * 16_001})
+    assert len(str(refusal.value)) < 1_000
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,9 @@ from spark_kafka_sink.common.errors import (
     UnknownServerError,
     UnknownTopicOrPartitionError,
 )
-from spark_kafka_sink.common.open_transaction import NO_PRODUCER
+from spark_kafka_sink.common.open_transaction import NO_PRODUCER, ProducerIdAndEpoch
 from spark_kafka_sink.producer.futures import RecordMetadata
-from spark_kafka_sink.producer.idempotence import MAX_EPOCH, ProducerIdentity
+from spark_kafka_sink.producer.idempotence import MAX_EPOCH, PartitionSequences, ProducerIdentity
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.protocol.versions import ApiKey
 
@@ -375,6 +375,106 @@ def test_first_batch_to_a_recreated_topic_goes_alone(is_answer_lost: bool) -> No
     harness.settle()
     assert errors(deliveries) == [None] * 4
     assert harness.values() == values(4)
+
+
+def create_again_behind_first_batch(harness: ProducerHarness, refusal: type[KafkaError]) -> None:
+    """The next batch is refused while the topic is created again; the leader takes the batch behind it."""
+    leader = harness.cluster.topics[TOPIC].partitions[0].leader_id
+
+    def create_again(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        cluster.delete_topic(TOPIC)
+        refused = faults.fail_with(refusal)(cluster, exchange, proceed)
+        cluster.create_topic(TOPIC, 3)
+        cluster.move_leader(TOPIC, 0, leader)
+        return refused
+
+    harness.cluster.on(ApiKey.PRODUCE, create_again, node_id=leader)
+
+
+def lose_answer(harness: ProducerHarness) -> None:
+    harness.cluster.on(ApiKey.PRODUCE, faults.close_after())
+
+
+def delay_answer(harness: ProducerHarness) -> None:
+    harness.cluster.on(ApiKey.PRODUCE, faults.delay(300))
+
+
+def delay_metadata(harness: ProducerHarness) -> None:
+    harness.cluster.on(ApiKey.METADATA, faults.delay(300))
+
+
+def fill_with_others(harness: ProducerHarness) -> None:
+    """Others write to the new topic first, so that offsets say nothing. The answer comes after the new metadata."""
+
+    def fill(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        cluster.log(TOPIC, 0).log_start_offset = 1_000
+        return dataclasses.replace(proceed(), delay_ms=300)
+
+    harness.cluster.on(ApiKey.PRODUCE, fill)
+
+
+@pytest.mark.parametrize("trouble", [lose_answer, delay_answer, delay_metadata, fill_with_others])
+@pytest.mark.parametrize("refusal", [UnknownTopicOrPartitionError, NotLeaderOrFollowerError])
+def test_batch_that_a_recreated_topic_lacks_is_not_acknowledged(
+    refusal: type[KafkaError], trouble: Callable[[ProducerHarness], None]
+) -> None:
+    """Bug: the leader of the new topic took the second batch. The first one was then out of order, and the producer
+    concluded from the acknowledgement of the second that the first was in the log.
+    """
+    harness = warm(ONE_EACH, topics={TOPIC: 3}, node_count=3)
+    harness.run_for(2_000)
+    create_again_behind_first_batch(harness, refusal)
+    trouble(harness)
+    deliveries = [harness.send(b"%d" % index, partition=0) for index in range(3)]
+    harness.settle()
+    assert errors(deliveries) == [None] * 3
+    assert set(harness.values()) == set(values(3))
+    assert len(harness.values()) == 3
+
+
+def numbered(*record_counts: int) -> tuple[PartitionSequences, list[ProducerBatch]]:
+    entry = PartitionSequences(PLACE)
+    batches = [ProducerBatch(PLACE, 0, 1_000, 0) for _ in record_counts]
+    for batch, records in zip(batches, record_counts, strict=True):
+        for _ in range(records):
+            batch.append_row(None, b"v", (), 0, 50, None)
+        entry.take(batch, False)
+    return entry, batches
+
+
+@pytest.mark.parametrize(
+    ("acknowledged", "base_offset", "are_overtaken"),
+    [
+        (None, 5, [False, False]),  # there is room for three and two records
+        (None, 4, [True, True]),
+        (100, 108, [False, False]),
+        (100, 107, [True, True]),  # behind 103 there is no room for five
+        (100, 0, [True, True]),
+    ],
+)
+def test_offset_shows_whether_older_batches_are_in_the_log(
+    acknowledged: int | None, base_offset: int, are_overtaken: list[bool]
+) -> None:
+    entry, (before, first, second, third, fourth) = numbered(3, 3, 2, 1, 1)
+    if acknowledged is not None:
+        entry.note_place(before, acknowledged)
+    entry.remove(before)
+    entry.note_place(third, base_offset)
+    entry.acknowledge(third)
+    assert [first.is_overtaken, second.is_overtaken] == are_overtaken
+    assert [entry.has_taken(each) for each in (first, second)] == [not each for each in are_overtaken]
+    assert not fourth.is_overtaken
+    entry.start_at_beginning(ProducerIdAndEpoch(7, 1), False)
+    assert not first.is_overtaken, "it is sent under a new number"
+
+
+def test_older_batch_may_be_acknowledged_behind_newer_ones() -> None:
+    """The leader answers a retry with the offset of the first attempt."""
+    entry, (first, second, third, fourth) = numbered(2, 2, 2, 2)
+    for batch, offset in ((second, 12), (first, 10), (fourth, 16)):
+        entry.note_place(batch, offset)
+        entry.remove(batch)
+    assert not third.is_overtaken
 
 
 def test_recreated_topic_gets_batches_in_flight_together_after_the_first() -> None:

@@ -9,6 +9,8 @@ import pytest
 from kio.schema.errors import ErrorCode
 from support.producer_harness import TOPIC, Delivery
 from support.scripted_broker import faults
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Answer, Exchange
 from support.transaction_harness import ID, TransactionHarness
 from support.transaction_steps import SHORT, SMALL, aborted_and_next_works, both_versions, warm
 
@@ -29,6 +31,7 @@ from spark_kafka_sink.common.errors import (
     TransactionAbortableError,
     TransactionalIdAuthorizationError,
     UnknownProducerIdError,
+    UnknownTopicOrPartitionError,
     UnsupportedVersionError,
 )
 from spark_kafka_sink.producer.transactions import State
@@ -400,3 +403,31 @@ def test_abort_without_failed_batch_works_before_kafka_2_5() -> None:
     harness.producer.abort_transaction()
     harness.commit(b"kept")
     assert harness.committed() == [b"kept"]
+
+
+@both_versions
+@pytest.mark.parametrize("late", [ApiKey.PRODUCE, ApiKey.METADATA])
+def test_commit_fails_if_a_recreated_topic_lacks_a_batch(version: int, late: ApiKey) -> None:
+    """Bug: the new topic had the second batch only, and both were acknowledged and committed."""
+    harness = TransactionHarness(version, {"batch.size": "1"}, partitions=3, node_count=3).started()
+    for partition in range(3):
+        harness.send(b"warm-up", partition=partition)
+    harness.settle()
+    leader = harness.cluster.topics[TOPIC].partitions[0].leader_id
+
+    def create_again(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        cluster.delete_topic(TOPIC)
+        refused = faults.fail_with(UnknownTopicOrPartitionError)(cluster, exchange, proceed)
+        cluster.create_topic(TOPIC, 3)
+        cluster.move_leader(TOPIC, 0, leader)
+        return refused
+
+    harness.cluster.on(ApiKey.PRODUCE, create_again, node_id=leader)
+    harness.cluster.on(late, faults.delay(300))
+    first, second = send_all(harness, 2)
+    harness.settle()
+    assert isinstance(first.error, OutOfOrderSequenceError)
+    assert second.error is None
+    with pytest.raises(OutOfOrderSequenceError):
+        harness.producer.commit_transaction()
+    assert harness.committed() == []

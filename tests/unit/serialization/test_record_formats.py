@@ -113,7 +113,12 @@ def test_a_row_does_not_keep_the_schema_id_of_its_source(place: str, names: pa.D
     found = formats({"value": STRUCT}, value_format="avro")
     assert found.value is not None
     own = ("__value_schema_id", b"\1" + bytes(16))
-    changed: dict[str, Any] = {"header": {"header": own}, "prefix": {"prefix": b"\0\0\0\0\1"}, "nowhere": {}}[place]
+    places: dict[str, dict[str, Any]] = {
+        "header": {"header": own},
+        "prefix": {"prefix": b"\0\0\0\0\1"},
+        "nowhere": {},
+    }
+    changed = places[place]
     found = replace(found, value=replace(found.value, column_format=replace(found.value.column_format, **changed)))
     stale = ("__value_schema_id", b"\1" + b"x" * 16)
     raw_key = ("__key_schema_id", b"\1" + b"k" * 16)
