@@ -20,6 +20,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -124,5 +125,13 @@ def _local_directory() -> Path:
             "ReportListener needs the SparkContext of this process, and there is none: make the SparkSession first. On"
             " Spark Connect the driver is another machine: use the option report.log=true."
         )
-    manager = context._jvm.org.apache.spark.SparkEnv.get().blockManager()
-    return Path(str(manager.diskBlockManager().localDirs()[0].getPath()))
+    try:
+        # py4j cannot call a method of SparkEnv from Spark 4.3 on: one of them has a type that PySpark does not ship.
+        field = context._jvm.java.lang.Class.forName("org.apache.spark.SparkEnv").getDeclaredField("blockManager")
+        field.setAccessible(True)
+        manager = field.get(context._jsc.sc().env())
+        return Path(str(manager.diskBlockManager().localDirs()[0].getPath()))
+    except Py4JError as error:
+        raise ConfigError(
+            "ReportListener cannot ask this release of Spark for its local directory: use the option report.log=true."
+        ) from error
