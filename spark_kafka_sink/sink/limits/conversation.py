@@ -84,7 +84,8 @@ class Conversation:
         secret, number = server.secret.reveal(), secrets.token_hex(16)
         theirs = self._line()
         self._say(f"{number} {proof(secret, 'task', theirs, number)}")
-        if not secrets.compare_digest(self._line(), proof(secret, "server", theirs, number)):
+        answer = self._line().encode()  # `compare_digest` refuses text with other letters than ASCII's
+        if not secrets.compare_digest(answer, proof(secret, "server", theirs, number).encode()):
             raise LimitServerError(
                 f"The program at {server.host}, port {server.port}, is not the server of this write's limits."
             )

@@ -167,7 +167,8 @@ def test_a_task_with_a_wrong_secret_sends_nothing(config: SinkConfig) -> None:
     assert len(send(config).sent) == 3
 
 
-def test_a_stranger_at_the_port_gives_no_permission() -> None:
+@pytest.mark.parametrize("answer", [b"0" * 64, b"\xff\xfe"], ids=["digits", "binary"])
+def test_a_stranger_at_the_port_gives_no_permission(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         script = (
             "import sys;"
@@ -179,7 +180,7 @@ def test_a_stranger_at_the_port_gives_no_permission() -> None:
             [sys.executable, "-c", script, str(listener.getsockname()[1])], stderr=subprocess.PIPE, text=True
         )
         with listener.accept()[0] as own:
-            own.sendall(b"0\n" + b"0" * 64 + b"\ngo\n")
+            own.sendall(b"0\n" + answer + b"\ngo\n")
             assert "LimitServerError: The program at 127.0.0.1" in task.communicate(timeout=60)[1]
 
 
