@@ -80,10 +80,10 @@ def copied_topic(prefix: str, topic: str, then: str, now: str, last_batch_id: in
     known = "" if last_batch_id is None else f" after batch {last_batch_id}"
     return IllegalStateError(
         f"decision.topic={topic} is a copy for transactional.id.prefix={prefix!r}: its records were written into a"
-        f" topic with the id {then}, and this one has the id {now}. It was restored, or it is a mirror in another"
-        f" cluster. For this prefix {last}. If the copy lacks a later decision, that batch would be written twice. Look"
-        f" which batch is the last one in the topics that the query writes. If no batch{known} is there, let the query"
-        f" go on: {operator_command('adopt', prefix, topic)}"
+        f" topic with the id {then}, and this one has the id {now}. It was restored, it is a mirror in another"
+        f" cluster, or it was created again while a query ran. For this prefix {last}. If the copy lacks a later"
+        " decision, that batch would be written twice. Look which batch is the last one in the topics that the query"
+        f" writes. If no batch{known} is there, let the query go on: {operator_command('adopt', prefix, topic)}"
     )
 
 

@@ -395,7 +395,7 @@ class KafkaDriverCluster:
             return found
         name = driver_id(self._prefix)
         try:
-            with _advice_on_creation(topic):
+            with advice_on_creation(topic):
                 found = creation.count(topic, self._timer())
             if found:
                 return found
@@ -439,7 +439,7 @@ class KafkaDriverCluster:
 def create_decision_topic(client: ClusterClient, topic: str, timer: Timer) -> int:
     """Create the topic if it is missing. Return its number of partitions. Raises KafkaError."""
     ensure = functools.partial(client.creation.ensure, topic, DECISION_PARTITIONS, MOST_REPLICAS)
-    with _advice_on_creation(topic):
+    with advice_on_creation(topic):
         try:
             return ensure(DECISION_TOPIC_CONFIGS, timer)
         except KafkaError as error:
@@ -450,7 +450,7 @@ def create_decision_topic(client: ClusterClient, topic: str, timer: Timer) -> in
 
 
 @contextmanager
-def _advice_on_creation(topic: str) -> Iterator[None]:
+def advice_on_creation(topic: str) -> Iterator[None]:
     """Add what to do to a refusal: brokers refuse a missing topic as they refuse one that must not be described."""
     try:
         yield

@@ -30,8 +30,8 @@ from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 from spark_kafka_sink.network.tls_context import FileStates, are_renewed, file_states
 from spark_kafka_sink.sink.batch_run import BATCH_ID
 from spark_kafka_sink.sink.exactly_once.advice import operator_command
-from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect
-from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome
+from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, advice_on_creation, connect
+from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome, driver_id
 from spark_kafka_sink.sink.exactly_once.protocol import Committed, ExactlyOnceDriver, goes_on
 from spark_kafka_sink.sink.exactly_once.query_names import QueryBatch, check_name
 from spark_kafka_sink.sink.exactly_once.write_names import Claim, claim_name, release_name
@@ -367,12 +367,24 @@ def batch_prefix(config: SinkConfig, batch: StreamBatch) -> str:
                 " say where its checkpoint is. The batch is written when the query is started again."
             )
         with connect(config.producer) as client:
-            is_by_id = KafkaDriverCluster(client, config, by_id).last_decision() is not None
+            is_by_id = _has_decided(client, config, by_id)
         found = by_id if is_by_id else _location_prefix(batch.checkpoint)
     _BATCH_PREFIXES[key] = _BATCH_PREFIXES[key[0], key[1], None, key[3]] = (
         found  # Spark forgets a query that is stopped
     )
     return found
+
+
+def _has_decided(client: ClusterClient, config: SinkConfig, prefix: str) -> bool:
+    """Return whether there is a decision of the prefix. Creates no decision topic: the query may have another prefix,
+    under which it was used with another topic.
+    """
+    timer, name = client.timer(config.producer.max_block_ms), driver_id(prefix)
+    with advice_on_creation(config.decision_topic):
+        is_there = client.creation.count(config.decision_topic, timer) > 0
+    if not is_there and client.transactions.describe_transactions([name], timer)[name] is None:
+        return False
+    return KafkaDriverCluster(client, config, prefix).last_decision() is not None
 
 
 def _location_prefix(location: str) -> str:

@@ -799,6 +799,24 @@ def test_query_decided_under_its_id_goes_on_under_that_name(
     assert len(bench.asked(ApiKey.FETCH)) == asked, "a process looks once"
 
 
+def test_query_without_a_prefix_creates_no_other_decision_topic(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: the search for a decision under the query's id created the misspelt topic."""
+    monkeypatch.setattr(session_module, "_BATCH_PREFIXES", {})
+    wrong = SinkConfig.from_options({**OPTIONS, "decision.topic": "misspelt"})
+
+    def run(config: SinkConfig, run_id: str) -> None:
+        batch = StreamBatch("q", run_id, 0, "file:///checkpoint")
+        session(batch_prefix(config, batch)).run(config, batch, bench.tasks)
+
+    run(CONFIG, "run 1")
+    before = set(bench.cluster.topics)
+    with pytest.raises(IllegalStateError, match=r"decision\.topic=misspelt .*is not in the cluster"):
+        run(wrong, "run 2")
+    assert set(bench.cluster.topics) == before
+
+
 def test_another_query_is_refused_before_it_fences_the_first(bench: SessionBench) -> None:
     """Bug: a second application with the same prefix stopped the first one, which owned the prefix."""
     bench.run(0)
