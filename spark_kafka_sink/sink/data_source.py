@@ -154,11 +154,11 @@ class KafkaSinkDataSource(DataSource):
         else:
             writer = KafkaStreamWriter(config)
         writer.query_name = given.get(QUERY_NAME) or None
+        known = given.get("checkpointlocation") or writer.query_name
         if config.formats is not None:
             writer.schema = nullable_struct(schema)
-            writer.stream = given.get("checkpointlocation")
+            writer.stream = known or ""
         writer.lineage = self._lineage(config, schema, is_stream=True)
-        known = given.get("checkpointlocation") or writer.query_name
         writer.key = digest(known) if known else None
         return writer
 

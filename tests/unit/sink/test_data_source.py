@@ -39,7 +39,7 @@ from spark_kafka_sink.common.errors import ConfigError, RecordTooLargeError, Sch
 from spark_kafka_sink.producer.writes import Delivered
 from spark_kafka_sink.serialization import schemas
 from spark_kafka_sink.serialization.column_format import ColumnFormat
-from spark_kafka_sink.sink import data_source, worker
+from spark_kafka_sink.sink import column_formats, data_source, worker
 from spark_kafka_sink.sink.column_formats import arrow_type
 from spark_kafka_sink.sink.data_source import KafkaBatchWriter, KafkaStreamWriter, TaskWritten, report_of
 from spark_kafka_sink.sink.delivery import report_columns
@@ -499,8 +499,14 @@ def test_a_type_without_a_format_is_refused_before_any_task(columns: dict[str, D
             make(schema(**columns), False)
 
 
-def test_the_registry_is_asked_once_when_tasks_begin_and_not_at_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug to avoid: a writer that only commits must not fail because the registry cannot be reached."""
+@pytest.mark.parametrize("named", [{"checkpointLocation": "/c"}, {"queryName": "orders"}, {}], ids=str)
+def test_the_registry_is_asked_once_when_tasks_begin_and_not_at_commit(
+    named: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug to avoid: a writer that only commits must not fail because the registry cannot be reached. And a query
+    without the option checkpointLocation asked in each batch, so that its schema could change meanwhile.
+    """
+    monkeypatch.setattr(column_formats, "_of_streams", {})
     asked = []
 
     def registered(column_format: ColumnFormat, *_: object) -> ColumnFormat:
@@ -508,13 +514,12 @@ def test_the_registry_is_asked_once_when_tasks_begin_and_not_at_commit(monkeypat
         return column_format
 
     monkeypatch.setattr(schemas, "registered", registered)
-    checkpoint = {"checkpointLocation": f"/tmp/{asked}"}
     for number in range(3):
-        writer = source(**AVRO, **REGISTRY, **checkpoint).streamWriter(schema(value=STRUCT), False)
+        writer = source(**AVRO, **REGISTRY, **named).streamWriter(schema(value=STRUCT), False)
         assert len(asked) == min(number, 1)
         received = pickle.loads(pickle.dumps([writer, writer]))[0]
         assert b"127.0.0.1:9/" not in pickle.dumps(received)
-        source(**AVRO, **REGISTRY, **checkpoint).streamWriter(schema(value=STRUCT), False).commit([], number)
+        source(**AVRO, **REGISTRY, **named).streamWriter(schema(value=STRUCT), False).commit([], number)
     assert asked == ["value"]
 
 
