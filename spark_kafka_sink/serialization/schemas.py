@@ -6,14 +6,15 @@ Runs on the driver, once and before any task. No other code talks to the registr
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
 
-from spark_kafka_sink.common.errors import ConfigError
-from spark_kafka_sink.serialization.avro_schema import schema_text
+from spark_kafka_sink.common.errors import ConfigError, SchemaError
+from spark_kafka_sink.serialization.avro_schema import PRIMITIVES, schema_text
 from spark_kafka_sink.serialization.column_encoder import ColumnEncoder
 from spark_kafka_sink.serialization.column_format import AVRO, JSON, JSON_SCHEMA, PROTOBUF, ColumnFormat, FormatSettings
 from spark_kafka_sink.serialization.format_options import Formats
@@ -81,7 +82,24 @@ def parsed(column_format: ColumnFormat) -> ColumnFormat:
 def _checked(settings: FormatSettings) -> str:
     if settings.name not in _SCHEMAS:
         raise ConfigError(f"{settings.field}.format must be one of {', '.join(_SCHEMAS)}, not '{settings.name}'.")
+    if settings.schema is not None:
+        _check_text(settings, settings.schema)
     return settings.name
+
+
+def _check_text(settings: FormatSettings, schema: str) -> None:
+    """Raise SchemaError, with the option, for a text that is the name of a file, for example."""
+    remedy = "give the text of the schema, not the name of a file."
+    if settings.name == PROTOBUF:
+        if "message" not in schema:
+            raise SchemaError(f"{settings.field}.schema has no message: {remedy}")
+    elif settings.name == JSON_SCHEMA or (settings.name == AVRO and schema.strip() not in PRIMITIVES):
+        try:
+            json.loads(schema)
+        except RecursionError:
+            return  # refused with its path
+        except ValueError as error:
+            raise SchemaError(f"{settings.field}.schema is not JSON ({error}): {remedy}") from None
 
 
 def _avro_schema(settings: FormatSettings, data_type: pa.DataType) -> str:

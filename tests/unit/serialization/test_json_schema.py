@@ -240,7 +240,7 @@ def test_ids_that_change_no_reference_are_allowed(schema: Any) -> None:
 
 
 def test_text_that_is_not_json_is_refused() -> None:
-    with pytest.raises(SchemaError, match="value: the JSON Schema is not JSON"):
+    with pytest.raises(SchemaError, match=r"value\.schema is not JSON"):
         column_format(FormatSettings("value", "json-schema", "{"), NUMBER)
 
 

@@ -45,6 +45,23 @@ def test_type_that_does_not_fit_is_refused() -> None:
         column_format(FormatSettings("key", "avro", GIVEN), pa.struct([("a", pa.int32()), ("b", pa.int32())]))
 
 
+@pytest.mark.parametrize("text", ["{", "schemas/order.avsc", "s3://bucket/order.json"])
+@pytest.mark.parametrize("name", ["avro", "json-schema", "protobuf"])
+@pytest.mark.parametrize("field", ["value", "key"])
+def test_schema_that_is_no_text_of_one_is_refused_with_its_option(field: str, name: str, text: str) -> None:
+    why = "has no message" if name == "protobuf" else r"is not JSON \(.+\)"
+    with pytest.raises(
+        SchemaError, match=rf"^{field}\.schema {why}: give the text of the schema, not the name of a file"
+    ):
+        column_format(FormatSettings(field, name, text), TYPE)
+
+
+def test_bare_name_of_a_primitive_is_an_avro_schema() -> None:
+    assert column_format(FormatSettings("value", "avro", " int "), pa.int32()).schema == " int "
+    with pytest.raises(SchemaError, match=r"value\.schema is not JSON"):
+        column_format(FormatSettings("value", "json-schema", "int"), TYPE)
+
+
 def test_unknown_format_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"value\.format must be one of .*, not 'xml'"):
         column_format(FormatSettings("value", "xml"), TYPE)
