@@ -42,6 +42,8 @@ def example_table(path: str) -> None:
 def changes(table: DeltaTable, key: str, first_version: int) -> list[tuple[str, str | None]]:
     """Return (key, value) of each changed row, in the order of versions. A row that is gone has no value."""
     rows = pa.table(table.load_cdf(first_version, table.version())).to_pylist()
+    if any(row[key] is None for row in rows):
+        raise SystemExit(f"Some changed rows have no value in the column {key}: choose another one by --key.")
     new = [row for row in rows if row["_change_type"] in ("insert", "update_postimage")]
     kept = {(row["_commit_version"], row[key]) for row in new}
     old = [row for row in rows if row["_change_type"] in ("delete", "update_preimage")]
@@ -53,7 +55,8 @@ def changes(table: DeltaTable, key: str, first_version: int) -> list[tuple[str, 
 
 def as_json(row: dict[str, object]) -> str:
     """Return the table's own columns as JSON."""
-    return json.dumps({name: value for name, value in row.items() if name not in OF_THE_FEED}, default=str)
+    own = {name: value for name, value in row.items() if name not in OF_THE_FEED}
+    return json.dumps(own, default=str, allow_nan=False)
 
 
 path = arguments.table or tempfile.mkdtemp()

@@ -450,7 +450,8 @@ class ConcurrentTransactionsError(RetriableError):
     error_code = 51
     sentence = (
         "The previous transaction of this transactional id is not completed yet. If that lasts, its end marker cannot"
-        " be written: a partition of it has no leader, or fewer in-sync replicas than min.insync.replicas."
+        " be written: a partition of it has no leader, or fewer in-sync replicas than min.insync.replicas; or settings"
+        " of a topic refuse the marker."
     )
 
 
