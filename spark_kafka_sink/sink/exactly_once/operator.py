@@ -188,6 +188,10 @@ class Operator:
             self._say(f"{prefix} is adopted: its query goes on after batch {last.batch_id}, the last one decided here.")
             return
         self._say(f"{prefix} is adopted: its query begins at the next batch of its checkpoint.")
+        self._say(
+            f"It must not go back to a decision topic that it had before {topic}: a batch could be written twice, and"
+            " no error would say so."
+        )
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 

@@ -962,7 +962,9 @@ def test_prefix_without_a_decision_is_shown_with_its_first_use(bench: OperatorBe
     bench.operator.show("another")
     assert "orders" not in bench.said()
     bench.operator.adopt(PREFIX)
-    assert bench.said() == "orders is adopted: its query begins at the next batch of its checkpoint.\n"
+    adopted, earlier = bench.said().splitlines()
+    assert adopted == "orders is adopted: its query begins at the next batch of its checkpoint."
+    assert earlier.startswith(f"It must not go back to a decision topic that it had before {CONFIG.decision_topic}: ")
     bench.operator.show(PREFIX)
     assert re.search(r"^orders: no decision yet; freed or adopted .*any batch\.$", bench.said(), re.MULTILINE)
     bench.driver.commit(bench.batch(7))
