@@ -94,7 +94,9 @@ class Operator:
         """Abort undecided transactions, and name them. Raises IllegalStateError if a decided batch is not committed
         yet.
         """
-        _check_finished(self._used(prefix).last_decision(), prefix)
+        cluster = self._used(prefix)
+        self._fenced(prefix)  # else the read waits for a decision that a dead driver has left open
+        _check_finished(cluster.last_decision(), prefix)
         undecided = self._ongoing(prefix)
         left = self._settle(prefix)
         if aborted := [name for name in undecided if name not in left]:

@@ -284,6 +284,17 @@ def test_finish_does_not_wait_for_a_dead_driver(bench: OperatorBench) -> None:
     assert bench.rig.now_ms - started_ms < 10_000
 
 
+def test_abort_does_not_wait_for_a_dead_driver(bench: OperatorBench) -> None:
+    """Bug: it read the last decision before it ended that of the dead driver, which took a minute."""
+    batch_start = bench.batch(0)[0].batch_start
+    bench.raw.write(batch_start.driver, batch_start.place, "half a decision")
+    started_ms = bench.rig.now_ms
+    bench.operator.abort(PREFIX)
+    assert bench.rig.now_ms - started_ms < 10_000
+    assert bench.values() == []
+    assert "Aborted (2): orders/0, orders/1." in bench.said()
+
+
 def test_finish_accepts_a_prefix_without_decision_or_open_transaction(bench: OperatorBench) -> None:
     bench.driver.begin()
     bench.operator.finish(PREFIX)
