@@ -5,7 +5,9 @@ The guarantees for an acknowledged record (its callback has no error, acks=all o
 
 - The record is in the log of the reported partition at the reported offset, with the content that was sent. With
   idempotence it is only once in all logs. The logs contain only records that were sent.
-- Records of one partition are in the order in which they were sent, with idempotence or one request in flight.
+- Records of one partition are in the order in which they were sent, with idempotence or one request in flight. Not if
+  the topic was created again: batches in flight then may come in another order. A record may be in the deleted logs,
+  and once more in the new ones.
 
 And for every record: one callback with one outcome, which its future has too. It comes at most delivery.timeout.ms
 (plus pauses of the process) after the return of its send. A record with an error in its callback may be in the log: at
@@ -41,6 +43,8 @@ class Place(NamedTuple):
     topic: str
     partition: int
     offset: int
+    generation: int = 0
+    """Counts the topics of this name that were deleted after this one."""
 
 
 _Acknowledged: TypeAlias = dict[tuple[str, int], list[tuple[int, tuple[int, int, int]]]]
@@ -120,12 +124,19 @@ class _Logs:
     def __init__(self, run: Simulation) -> None:
         self.places: dict[int, list[Place]] = defaultdict(list)
         self.records: dict[Place, BrokerRecord] = {}
-        for topic in run.world.topics:
-            for partition, records in enumerate(run.world.cluster.records(topic)):
-                for record in records:
-                    place = Place(topic, partition, record.offset)
+        cluster, self.generations = run.world.cluster, Counter[str]()
+        for topic in (*cluster.topics.values(), *reversed(cluster.deleted)):
+            for partition, each in enumerate(topic.partitions):
+                for record in each.log.records():
+                    place = Place(topic.name, partition, record.offset, self.generations[topic.name])
                     self.records[place] = record
                     self.places[_number(record)].append(place)
+            self.generations[topic.name] += 1
+
+    def numbers_at(self, topic: str, partition: int, offset: int) -> list[int]:
+        """Return the records that have, or had, this place."""
+        places = (Place(topic, partition, offset, each) for each in range(self.generations[topic]))
+        return [_number(self.records[place]) for place in places if place in self.records]
 
 
 def _number(record: BrokerRecord) -> int:
@@ -141,14 +152,15 @@ def _logs(run: Simulation) -> Iterator[Finding]:
             yield Finding(f"{place}: {stored} differs from the sent {record}")
     if run.plan.is_idempotent:
         for number, copies in logs.places.items():
-            if len(copies) > 1:
+            if max(Counter(place.generation for place in copies).values()) > 1:
                 yield Finding(f"record {number} ({sent[number][0]}) is in the log {len(copies)} times: {copies}")
     if run.plan.acks != "0":
         acked: _Acknowledged = defaultdict(list)
         for call in run.ledger:
             yield from _acknowledged(call, logs, acked, run)
         if run.plan.is_idempotent or run.plan.in_flight == 1:
-            yield from _order(acked)
+            remade = {topic.name for topic in run.world.cluster.deleted}
+            yield from _order({place: entries for place, entries in acked.items() if place[0] not in remade})
 
 
 def _is_same(call: Call, record: SentRecord, stored: BrokerRecord, place: Place) -> bool:
@@ -172,10 +184,10 @@ def _acknowledged(call: Call, logs: _Logs, acked: _Acknowledged, run: Simulation
             unplaced[outcome.partition] += outcome.count
             continue
         for place in _places(call, outcome):
-            stored = logs.records.get(place)
-            number = -1 if stored is None else _number(stored)
-            if number not in own:
-                yield Finding(f"{call} reported {outcome}; at {place} is record {number}")
+            numbers = logs.numbers_at(*place[:3])
+            number = next((each for each in numbers if each in own), None)
+            if number is None:
+                yield Finding(f"{call} reported {outcome}; at {place} are records {numbers}")
                 continue
             index = own[number]
             record = call.records[index]
@@ -247,7 +259,7 @@ def _leaders(run: Simulation) -> Iterator[Finding]:
     """
     if run.plan.versions.get(3, (0, 0))[1] < 9 or run.troubles.has_denied_topics or run.troubles.has_moved_nodes:
         return
-    if run.plan.settings["metadata.recovery.strategy"] == "rebootstrap":
+    if run.plan.settings["metadata.recovery.strategy"] == "rebootstrap" or run.world.cluster.deleted:
         return
     reached: dict[tuple[str, int], int] = {}
     for exchange in sorted(run.world.cluster.requests_of(ApiKey.PRODUCE), key=lambda each: each.correlation_id):

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from kio.schema.errors import ErrorCode
 from support.scripted_broker import faults
-from support.scripted_broker.cluster import NO_LEADER
+from support.scripted_broker.cluster import NO_LEADER, ScriptedCluster
+from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.faults import Hook
 from support.scripted_broker.versions import KAFKA_2_1, KAFKA_3_0, KAFKA_4_1
 from support.simulation import hooks
@@ -321,6 +322,25 @@ def _hide_topic(troubles: Troubles) -> str:
     return f"{topic} vanishes from metadata"
 
 
+def _create_again(troubles: Troubles) -> str:
+    """A topic is deleted and created again, with a batch refused or its answer lost meanwhile."""
+    topic = troubles.rng.choice(sorted(troubles.cluster.topics))
+    refuse = troubles.rng.choice(
+        (faults.fail_with(3), faults.fail_with(6), faults.lose_request(), faults.close_before(), faults.close_after())
+    )
+    world = troubles.world
+
+    def create_again(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        world.cluster.create_again(topic)
+        world.timeline.note("-- %s is created again", topic)
+        return refuse(cluster, exchange, proceed)
+
+    troubles.cluster.on(ApiKey.PRODUCE, create_again, skip=troubles.rng.choice((0, 0, 1, 2)))
+    if troubles.rng.random() < 0.5:
+        _lose_answers(troubles)
+    return f"{topic} is created again at a PRODUCE"
+
+
 def _add_partition(troubles: Troubles) -> str:
     topic = troubles.rng.choice(sorted(troubles.cluster.topics))
     troubles.cluster.add_partitions(topic, 1)
@@ -418,6 +438,7 @@ _TABLE: dict[Fault, float] = {
     _move_leader: 8,
     _lose_leader: 2,
     _hide_topic: 3,
+    _create_again: 3,
     _add_partition: 0.5,
     _change_size: 3,
     _lose_answers_then_change_size: 3,

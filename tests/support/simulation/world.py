@@ -17,7 +17,7 @@ from support.fake_clock import FakeClock
 from support.fake_selector import FakeNetwork, FakeSelector
 from support.producer_harness import ProducerHarness
 from support.scripted_broker.batches import BadBatchError, check_batch, read_records
-from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.cluster import ScriptedCluster, ScriptedTopic
 from support.scripted_broker.exchange import Exchange, Reply
 from support.scripted_broker.versions import VersionRanges
 from support.simulation.plan import Plan
@@ -120,12 +120,22 @@ class _Cluster(ScriptedCluster):
         super().__init__(node_count, seed=seed, versions=versions)
         self.leaders: dict[tuple[str, int], dict[int, int]] = {}
         """Leaders by epoch, for epochs that began since the start."""
+        self.deleted: list[ScriptedTopic] = []
+        """With their logs. Others of the same names have taken their places."""
 
     def move_leader(self, topic: str, partition: int, node_id: int) -> None:
         before = self.topics[topic].partitions[partition]
         history = self.leaders.setdefault((topic, partition), {before.leader_epoch: before.leader_id})
         super().move_leader(topic, partition, node_id)
         history[before.leader_epoch] = node_id
+
+    def create_again(self, name: str) -> None:
+        """Delete a topic and create it again, with empty logs and without its producers."""
+        old = self.topics[name]
+        self.deleted.append(old)
+        self.delete_topic(name)
+        new = self.create_topic(name, len(old.partitions))
+        new.max_message_bytes, new.is_visible = old.max_message_bytes, old.is_visible
 
     def handle_frame(self, node_id: int, payload: bytes, now_ms: int, connection: object = None) -> list[Reply]:
         known = len(self.requests)
