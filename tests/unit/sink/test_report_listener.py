@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JError
 from pyspark import SparkContext, TaskContext
 from pyspark.sql.types import StringType, StructField, StructType
 from support.scripted_producer import ScriptedPool, ScriptedProducer
@@ -25,11 +26,7 @@ EVENT: Any = None
 @pytest.fixture
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The application's local directory, for the listener and for the workers."""
-    directory = SimpleNamespace(getPath=lambda: str(tmp_path))
-    manager = SimpleNamespace(diskBlockManager=lambda: SimpleNamespace(localDirs=lambda: [directory]))
-    env = SimpleNamespace(get=lambda: SimpleNamespace(blockManager=lambda: manager))
-    spark = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(spark=SimpleNamespace(SparkEnv=env))))
-    monkeypatch.setattr(SparkContext, "_active_spark_context", SimpleNamespace(_jvm=spark))
+    monkeypatch.setattr(report_listener, "_local_directory", lambda: tmp_path)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/another")
     return tmp_path
 
@@ -190,6 +187,19 @@ def test_worker_without_local_directory_has_no_folder(monkeypatch: pytest.Monkey
 def test_listener_without_spark_context_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     with pytest.raises(ConfigError, match=r"make the SparkSession first.*report\.log=true"):
+        ReportListener(print)
+
+
+def test_spark_that_does_not_tell_its_local_directory_is_an_error_with_a_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(name: str) -> object:
+        raise Py4JError(f"{name} does not exist in the JVM")
+
+    classes = SimpleNamespace(forName=refuse)
+    java = SimpleNamespace(lang=SimpleNamespace(Class=classes))
+    monkeypatch.setattr(SparkContext, "_active_spark_context", SimpleNamespace(_jvm=SimpleNamespace(java=java)))
+    with pytest.raises(ConfigError, match=r"this release of Spark.*report\.log=true"):
         ReportListener(print)
 
 
