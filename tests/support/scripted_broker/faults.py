@@ -98,6 +98,22 @@ def lose_response() -> Hook:
     return lambda cluster, exchange, proceed: dataclasses.replace(proceed(), values=None)
 
 
+def create_again(topic: str, error: type[KafkaError] | int) -> Hook:
+    """The request is refused while the topic is deleted and created again. Partition 0 has the same leader as before,
+    which does not know its producers any more.
+    """
+
+    def hook(cluster: ScriptedCluster, exchange: Exchange, proceed: Proceed) -> Answer:
+        old = cluster.topics[topic].partitions
+        cluster.delete_topic(topic)
+        refused = fail_with(error)(cluster, exchange, proceed)
+        cluster.create_topic(topic, len(old))
+        cluster.move_leader(topic, 0, old[0].leader_id)
+        return refused
+
+    return hook
+
+
 def delay(delay_ms: int) -> Hook:
     """The request takes effect now, the response comes `delay_ms` later."""
 

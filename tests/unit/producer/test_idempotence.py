@@ -377,20 +377,6 @@ def test_first_batch_to_a_recreated_topic_goes_alone(is_answer_lost: bool) -> No
     assert harness.values() == values(4)
 
 
-def create_again_behind_first_batch(harness: ProducerHarness, refusal: type[KafkaError]) -> None:
-    """The next batch is refused while the topic is created again; the leader takes the batch behind it."""
-    leader = harness.cluster.topics[TOPIC].partitions[0].leader_id
-
-    def create_again(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
-        cluster.delete_topic(TOPIC)
-        refused = faults.fail_with(refusal)(cluster, exchange, proceed)
-        cluster.create_topic(TOPIC, 3)
-        cluster.move_leader(TOPIC, 0, leader)
-        return refused
-
-    harness.cluster.on(ApiKey.PRODUCE, create_again, node_id=leader)
-
-
 def lose_answer(harness: ProducerHarness) -> None:
     harness.cluster.on(ApiKey.PRODUCE, faults.close_after())
 
@@ -423,7 +409,8 @@ def test_batch_that_a_recreated_topic_lacks_is_not_acknowledged(
     """
     harness = warm(ONE_EACH, topics={TOPIC: 3}, node_count=3)
     harness.run_for(2_000)
-    create_again_behind_first_batch(harness, refusal)
+    leader = harness.cluster.topics[TOPIC].partitions[0].leader_id
+    harness.cluster.on(ApiKey.PRODUCE, faults.create_again(TOPIC, refusal), node_id=leader)
     trouble(harness)
     deliveries = [harness.send(b"%d" % index, partition=0) for index in range(3)]
     harness.settle()

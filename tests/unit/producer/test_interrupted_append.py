@@ -130,6 +130,16 @@ def test_interrupt_at_any_place_ends_everything_and_frees_memory() -> None:
     assert at > 100, "the interrupts come where rows are taken over"
 
 
+def check_others_are_sent(harness: ProducerHarness, has_before: bool, where: str | None) -> None:
+    """Send records after an interrupted one: they, and the one before it, are in the log, and nothing waits."""
+    after = [harness.send(b"after", key=key) for key in (b"1", None)]
+    harness.flush(limit_ms=1_000)
+    assert not harness.accumulator.has_incomplete, where
+    assert [each.error for each in after] == [None, None], where
+    sent = [value.rstrip(b"\0") for value in harness.values() if value]
+    assert sent == [b"before"] * has_before + [b"after"] * 2, where
+
+
 @pytest.mark.parametrize("before", ["nothing", "a row", "columns", "a full batch"])
 def test_interrupted_send_keeps_records_before_and_after_it(before: str) -> None:
     for at in count():
@@ -148,12 +158,7 @@ def test_interrupted_send_keeps_records_before_and_after_it(before: str) -> None
             assert harness.memory_in_use == in_use, interrupt.where
         if interrupt.where is None:
             break
-        after = [harness.send(b"after", key=key) for key in (b"1", None)]
-        harness.flush(limit_ms=1_000)
-        assert not harness.accumulator.has_incomplete, interrupt.where
-        assert [each.error for each in after] == [None, None], interrupt.where
-        sent = [value.rstrip(b"\0") for value in harness.values() if value]
-        assert sent == [b"before"] * (before != "nothing") + [b"after"] * 2, interrupt.where
+        check_others_are_sent(harness, before != "nothing", interrupt.where)
     assert at > 10, "too few places for an interrupt"
 
 
@@ -185,12 +190,7 @@ def test_second_interrupt_of_a_send_leaves_no_rest_of_a_record(
         if interrupt.where is None:
             break
         undone += len(calls) > 1
-        after = [harness.send(b"after", key=key) for key in (b"1", None)]
-        harness.flush(limit_ms=1_000)
-        assert not harness.accumulator.has_incomplete, interrupt.where
-        assert [each.error for each in after] == [None, None], interrupt.where
-        sent = [value.rstrip(b"\0") for value in harness.values() if value]
-        assert sent == [b"before"] * (before != "nothing") + [b"after"] * 2, interrupt.where
+        check_others_are_sent(harness, before != "nothing", interrupt.where)
     assert undone > 10, "too few places for two interrupts"
 
 

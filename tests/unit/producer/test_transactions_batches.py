@@ -9,8 +9,6 @@ import pytest
 from kio.schema.errors import ErrorCode
 from support.producer_harness import TOPIC, Delivery
 from support.scripted_broker import faults
-from support.scripted_broker.cluster import ScriptedCluster
-from support.scripted_broker.exchange import Answer, Exchange
 from support.transaction_harness import ID, TransactionHarness
 from support.transaction_steps import SHORT, SMALL, aborted_and_next_works, both_versions, warm
 
@@ -414,14 +412,7 @@ def test_commit_fails_if_a_recreated_topic_lacks_a_batch(version: int, late: Api
         harness.send(b"warm-up", partition=partition)
     harness.settle()
     leader = harness.cluster.topics[TOPIC].partitions[0].leader_id
-
-    def create_again(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
-        cluster.delete_topic(TOPIC)
-        refused = faults.fail_with(UnknownTopicOrPartitionError)(cluster, exchange, proceed)
-        cluster.create_topic(TOPIC, 3)
-        cluster.move_leader(TOPIC, 0, leader)
-        return refused
-
+    create_again = faults.create_again(TOPIC, UnknownTopicOrPartitionError)
     harness.cluster.on(ApiKey.PRODUCE, create_again, node_id=leader)
     harness.cluster.on(late, faults.delay(300))
     first, second = send_all(harness, 2)
