@@ -216,13 +216,22 @@ def without_headers(headers: pa.Array, name: str) -> pa.Array:
     """
     if not is_list_of_headers(headers.type):
         return headers
+    names, wanted = headers.flatten().flatten()[0], name.encode()
+    # nearly always no name is as long: this costs a quarter of the comparison
+    if _is_plain(names.type) and not (int_values(pc.binary_length(names)) == len(wanted)).any():
+        return headers
     given = _as_headers(headers)
-    is_kept = ~bool_values(pc.equal(given.values.field(0), binary_scalar(name.encode())).fill_null(False))
+    is_kept = ~bool_values(pc.equal(given.values.field(0), binary_scalar(wanted)).fill_null(False))
     if is_kept.all():
         return headers
     kept_before = np.concatenate(([0], np.cumsum(is_kept)))
     offsets = index_array(kept_before[_list_bounds(given)].astype(np.int32))
     return pa.ListArray.from_arrays(offsets, given.values.filter(pa.array(is_kept)))
+
+
+def _is_plain(data_type: pa.DataType) -> bool:
+    """Return whether Arrow knows the lengths of the cells. It does not for dictionaries and views."""
+    return any(kind(data_type) for kind in (pat.is_string, pat.is_binary, pat.is_large_string, pat.is_large_binary))
 
 
 def is_list_of_pairs(headers: Any) -> bool:
