@@ -49,14 +49,25 @@ class GroupOffsets:
         (KIP-447). Raises GroupAuthorizationError, TopicAuthorizationError, UnsupportedVersionError (a broker before
         Kafka 2.5), and KafkaTimeoutError, with the text of UnstableOffsetCommitError if that was the reason.
         """
-        items = [_GroupPartitions(group, tuple(partitions)) for group, partitions in topic_partitions.items()]
+        return self._fetch(
+            [_GroupPartitions(group, tuple(partitions)) for group, partitions in topic_partitions.items()], timer
+        )
+
+    def fetch_all_offsets(self, groups: Iterable[str], timer: Timer) -> dict[str, GroupCommits]:
+        """Return what the groups have committed for all topics that the principal may describe. Does not wait for open
+        transactions. Raises as `fetch_offsets` does.
+        """
+        return self._fetch([_GroupPartitions(group, None) for group in groups], timer)
+
+    def _fetch(self, items: Sequence[_GroupPartitions], timer: Timer) -> dict[str, GroupCommits]:
         outcomes = self._calls.run(_OffsetFetch(), items, timer)
         return {item.group_id: outcome.get() for item, outcome in outcomes.items()}
 
 
 class _GroupPartitions(NamedTuple):
     group_id: str
-    topic_partitions: tuple[TopicPartition, ...]
+    topic_partitions: tuple[TopicPartition, ...] | None
+    """None: those of all topics."""
 
 
 class _OffsetFetch(CoordinatorApi[_GroupPartitions, GroupCommits]):
@@ -70,10 +81,14 @@ class _OffsetFetch(CoordinatorApi[_GroupPartitions, GroupCommits]):
         return item.group_id
 
     def describe(self, item: _GroupPartitions) -> str:
-        return f"OffsetFetch of group {item.group_id!r} ({', '.join(map(str, item.topic_partitions))})"
+        places = "all topics" if item.topic_partitions is None else ", ".join(map(str, item.topic_partitions))
+        return f"OffsetFetch of group {item.group_id!r} ({places})"
 
     def requests(self, items: Sequence[_GroupPartitions]) -> Iterable[tuple[Request, Sequence[_GroupPartitions]]]:
         for item in items:
+            if item.topic_partitions is None:
+                yield OffsetFetchRequest(item.group_id, None, require_stable=False), [item]
+                continue
             topics: dict[str, list[int]] = {}
             for topic_partition in item.topic_partitions:
                 topics.setdefault(topic_partition.topic, []).append(topic_partition.partition)
@@ -108,6 +123,8 @@ def _committed(item: _GroupPartitions, group: Message) -> GroupCommits | KafkaEr
             return error_for_code(code, api="OffsetFetch").at(topic_partition=place)
     if contradicted:
         return CoordinatorNotAvailableError(CONTRADICTION).at(topic_partition=contradicted[0])
+    if item.topic_partitions is None:
+        return found
     for topic_partition in item.topic_partitions:
         if topic_partition not in found:  # an offset of -1 would say that nothing is committed
             return CoordinatorNotAvailableError("The answer does not mention it.").at(topic_partition=topic_partition)

@@ -109,21 +109,24 @@ def _list_offsets_partition(requested: ListOffsetsPartition, version: int) -> di
 
 @dataclass(frozen=True, slots=True)
 class OffsetFetchRequest(VersionedRequest):
-    """Read a group's committed offsets.
+    """Read a group's committed offsets. `topics` None: those of all topics that the principal may describe.
 
     `require_stable` (KIP-447) makes the broker answer only after open transactions that may change the offsets.
     """
 
     api_key: ClassVar[ApiKey] = ApiKey.OFFSET_FETCH
     group_id: str
-    topics: Mapping[str, Sequence[int]]
+    topics: Mapping[str, Sequence[int]] | None
+    require_stable: bool = True
 
     def build(self, version: int) -> Message:
-        topics = [{"name": topic, "partition_indexes": tuple(partitions)} for topic, partitions in self.topics.items()]
+        topics = None
+        if self.topics is not None:
+            topics = [{"name": topic, "partition_indexes": tuple(places)} for topic, places in self.topics.items()]
         group: dict[str, object] = {"group_id": self.group_id, "topics": topics}
         if version < _FIRST_BATCHED_OFFSET_FETCH:
-            return self._fill(version, {**group, "require_stable": True})
-        return self._fill(version, {"groups": (group,), "require_stable": True})
+            return self._fill(version, {**group, "require_stable": self.require_stable})
+        return self._fill(version, {"groups": (group,), "require_stable": self.require_stable})
 
 
 def group_offsets_of(response: Message, group_id: str) -> Message | None:

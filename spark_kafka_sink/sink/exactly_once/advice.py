@@ -87,12 +87,21 @@ def copied_topic(prefix: str, topic: str, then: str, now: str, last_batch_id: in
     )
 
 
+def moved_decisions(prefix: str, topic: str, moved_to: str) -> IllegalStateError:
+    """Return the error for a prefix whose decisions are in the topic `moved_to` since an operator moved it there."""
+    return IllegalStateError(
+        f"decision.topic={topic} has no longer the decisions of transactional.id.prefix={prefix!r}: adopt has moved"
+        f" them to decision.topic={moved_to}. Name that topic, in the query and in commands. To move them back:"
+        f" {operator_command('adopt', prefix, topic)}"
+    )
+
+
 def _ways_out(prefix: str, topic: str) -> str:
     return (
-        "Name the right decision.topic, or restore this one from a copy with the last decision. If it is lost, look"
-        " which batch is the last one in the topics that the query writes, then let the query begin at the next batch"
-        " of its checkpoint:"
-        f" {operator_command('adopt', prefix, topic)}"
+        "Name the right decision.topic, or restore this one from a copy with the last decision. Or move the query to"
+        " this topic: adopt takes over its last decision from a topic of the cluster that it had before. If none has"
+        " it, the query begins at the next batch of its checkpoint, so look first which batch is the last one in the"
+        f" topics that the query writes. {operator_command('adopt', prefix, topic)}"
     )
 
 

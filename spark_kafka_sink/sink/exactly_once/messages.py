@@ -2,9 +2,9 @@
 
 The decision topic has one record of decisions for each prefix, and the newest one counts: `decided` while transactions
 may still be open, `finished` once all are committed. A second record, under its own key, says that the topic has
-known the prefix since its first driver began. Both are versioned JSON with a checksum, which finds damage and is no
-signature: every client that may write to the decision topic is trusted with every prefix in it. What a record says is
-still checked before anything is done because of it.
+known the prefix since its first driver began, and where the prefix was moved. Both are versioned JSON with a checksum,
+which finds damage and is no signature: every client that may write to the decision topic is trusted with every prefix
+in it. What a record says is still checked before anything is done because of it.
 
 Plain values that pickle; JSON where they travel as a column or as a file.
 """
@@ -68,6 +68,11 @@ class TaskTransaction(NamedTuple):
         """The text of its marker. No other transaction has the same one."""
         own = self.transaction
         return f"producer_id={own.producer_id} epoch={own.producer_epoch} rows={self.rows}"
+
+
+def is_marker_text(text: str) -> bool:
+    """Return whether this may be a `TaskTransaction.marker_text`."""
+    return re.fullmatch(r"producer_id=\d+ epoch=\d+ rows=\d+", text, re.ASCII) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +251,8 @@ _SUFFIX: Final = b"\nborn"
 @dataclass(frozen=True, slots=True)
 class FirstUse:
     """`time_ms` is the driver's time of day; `partitions` and `topic_id` are those of the decision topic then.
-    `is_adopted`: an operator allowed the prefix to begin at any batch.
+    `is_adopted`: an operator allowed the prefix to begin at any batch. `moved_to`: the decision topic in which an
+    operator adopted the prefix after its decisions were in this one. Empty if this is its topic.
     """
 
     time_ms: int
@@ -254,6 +260,7 @@ class FirstUse:
     replicas: int
     topic_id: str = ""
     is_adopted: bool = False
+    moved_to: str = ""
 
     def to_bytes(self) -> bytes:
         return to_record({"version": _FIRST_VERSION, "state": "born", **asdict(self)})
@@ -271,6 +278,7 @@ class FirstUse:
             _integer(content, "replicas"),
             _text(content["topic_id"]),
             content["is_adopted"] is True,
+            _text(content.get("moved_to", "")),
         )
 
 

@@ -2,8 +2,8 @@
 
 It lists decisions and open transactions, and settles those that no query will: `finish` commits a decided batch,
 `abort` aborts undecided transactions, `accept` closes a batch whose rows were lost, `forget` frees a prefix, and
-`adopt` lets a query without a known decision begin at any batch. All but `list` make a batch fail that a query is
-writing, and ask first.
+`adopt` moves a query to another decision topic, or lets one without a known decision begin at any batch. All but `list`
+make a batch fail that a query is writing, and ask first.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from spark_kafka_sink.common.errors import (
     IllegalStateError,
     KafkaError,
     KafkaTimeoutError,
+    ProducerFencedError,
     ProtocolError,
     TopicAuthorizationError,
 )
@@ -38,7 +39,14 @@ from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.exactly_once.advice import name_of_query, operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster, connect, create_decision_topic
 from spark_kafka_sink.sink.exactly_once.end_markers import EndMarkers
-from spark_kafka_sink.sink.exactly_once.messages import Decision, FirstUse, driver_id, prefix_of
+from spark_kafka_sink.sink.exactly_once.messages import (
+    Decision,
+    FirstUse,
+    driver_id,
+    is_marker_text,
+    is_task_id,
+    prefix_of,
+)
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver, PrefixRecords
 from spark_kafka_sink.sink.exactly_once.query_names import is_names_key
 from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
@@ -66,7 +74,7 @@ class Operator:
         decisions = self._decisions(prefix)
         shown = sorted(key for key in decisions if prefix is None or prefix.encode() in {key, prefix_of(key)})
         for key in shown:
-            if prefix_of(key) not in decisions:  # the decision of a prefix says more than its first use
+            if prefix_of(key) not in decisions or _is_moved(*decisions[key]):  # else the decision says more
                 name = one_line((prefix_of(key) or key).decode("utf-8", "replace"))
                 self._say(f"{name}: {self._in_words(key, *decisions[key])}")
         if not any(prefix_of(key) is None for key in shown):
@@ -111,10 +119,7 @@ class Operator:
         """
         cluster = self._used(prefix)
         driver = self._fenced(prefix)
-        records = cluster.last_records()
-        if (copied := cluster.copied(records)) is not None:
-            raise copied
-        last = records.decision
+        last = self._driver(prefix).read_records().decision
         if last is None:
             raise IllegalStateError(
                 f"No batch of {prefix} is decided in {cluster.place.topic}: there is nothing to accept."
@@ -168,11 +173,13 @@ class Operator:
         self._say(f"{prefix} is free.")
 
     def adopt(self, prefix: str) -> None:
-        """Let the query of a prefix without a decision begin at any batch. Creates the decision topic if it is missing.
-        In a copy of the decision topic, let the query go on after its last decision.
+        """Let the query of a prefix go on with this decision topic. It takes over the last decision from another topic
+        of the cluster, which is refused for the prefix from then on. Without a decision, the query begins at any batch.
+        Creates the decision topic if it is missing. In a copy of it, the query goes on after its last decision.
 
-        Raises IllegalStateError if the topic is no copy and there is a decision, or a transaction of a task is open or
-        may be.
+        Raises IllegalStateError if this is the topic of the prefix and there is a decision, if a transaction of a task
+        is open or may be, and if a batch that is decided in another topic is not committed; ProducerFencedError if the
+        query runs.
         """
         topic, timer = self._config.decision_topic, self._client.timer(self._config.producer.max_block_ms)
         if self._client.creation.count(topic, timer) == 0:
@@ -181,19 +188,32 @@ class Operator:
         cluster = self._cluster(prefix)
         driver = self._fenced(prefix)  # no driver decides from here on
         records = cluster.last_records()
-        last = records.decision
-        if cluster.copied(records) is None:
-            self._refuse_known(prefix, cluster.place.topic, last)
+        others = self._other_topics(prefix, records.moved_to)
+        if records.moved_to:
+            self._refuse_open(prefix, topic)
+        elif cluster.copied(records) is None:
+            self._refuse_known(prefix, topic, records.decision)
+        from_topic, last = _newest({topic: records.decision} | {other: last for other, (_, last) in others.items()})
+        for other, (cluster_there, _) in others.items():
+            cluster_there.write_first_use(is_adopted=False, moved_to=topic)
+            self._say(f"decision.topic={other} is refused for {prefix} from now on.")
+        own = cluster.describe([driver.transactional_id])[driver.transactional_id]
+        if own is None or own.producer != driver.producer:  # it may decide in another topic, which it has read before
+            raise ProducerFencedError(f"{prefix} was started meanwhile. Stop its query, and adopt it again.")
         cluster.write_first_use(is_adopted=True)
         if last is not None:
             self._write(cluster, driver, last)
-            self._say(f"{prefix} is adopted: its query goes on after batch {last.batch_id}, the last one decided here.")
+            where = "here" if from_topic == topic else f"in decision.topic={from_topic}"
+            self._say(
+                f"{prefix} is adopted: its query goes on after batch {last.batch_id}, the last one decided {where}."
+            )
             return
         self._say(f"{prefix} is adopted: its query begins at the next batch of its checkpoint.")
-        self._say(
-            f"It must not go back to a decision topic that it had before {topic}: a batch could be written twice, and"
-            " no error would say so."
-        )
+        if not others:
+            self._say(
+                f"It must not go back to a decision topic that it had before {topic}: none is known, so it would not be"
+                " refused there, and a batch could be written twice."
+            )
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
@@ -210,6 +230,53 @@ class Operator:
                 f" {operator_command('forget', prefix, topic)}"
             )
         self._refuse_open(prefix, topic)
+
+    def _other_topics(self, prefix: str, moved_to: str) -> dict[str, tuple[KafkaDriverCluster, Decision | None]]:
+        """Return the last decision of the prefix in each other decision topic that has a record of it and is no copy.
+        The markers of its tasks name these topics, and so does `moved_to`. Raises IllegalStateError for a decision that
+        is not finished.
+        """
+        found: dict[str, tuple[KafkaDriverCluster, Decision | None]] = {}
+        named = {*self._marked_topics(prefix), moved_to}
+        seen = {"", self._config.decision_topic}
+        while left := named - seen:
+            other = min(left)
+            seen.add(other)
+            if self._client.creation.count(other, self._client.timer(self._config.producer.max_block_ms)) == 0:
+                self._say(
+                    f"decision.topic={other}, which {prefix} had, is not in the cluster: what was decided there last is"
+                    " not known."
+                )
+                continue
+            config = replace(self._config, decision_topic=other)
+            cluster = KafkaDriverCluster(self._client, config, prefix, has_tasks=False)
+            records = cluster.last_records()
+            named.add(records.moved_to)
+            if cluster.copied(records) is not None:
+                self._say(f"decision.topic={other} is a copy: its decisions are not taken over.")
+            elif records != PrefixRecords(None, None):
+                if (last := records.decision) is not None and not last.is_finished:
+                    raise IllegalStateError(
+                        f"Batch {last.batch_id} of {prefix} is decided in decision.topic={other}, and not committed"
+                        f" yet. Commit it first: {operator_command('finish', prefix, other)}"
+                    )
+                found[other] = cluster, last
+        return found
+
+    def _marked_topics(self, prefix: str) -> set[str]:
+        """Return the topics in which tasks of the prefix have set their markers, as far as the brokers still know the
+        tasks' transactional ids (transactional.id.expiration.ms).
+        """
+        timer = self._client.timer(self._config.producer.max_block_ms)
+        listed = self._client.transactions.list_transactions(timer)
+        ids = [each.transactional_id for each in listed if is_task_id(prefix, each.transactional_id)]
+        timer = self._client.timer(self._config.producer.max_block_ms)
+        return {
+            place.topic
+            for commits in self._client.groups.fetch_all_offsets(ids, timer).values()
+            for place, commit in commits.items()
+            if commit is not None and is_marker_text(commit.metadata)
+        }
 
     def _refuse_open(self, prefix: str, topic: str) -> None:
         """Raise IllegalStateError if transactions of tasks are open, or may be."""
@@ -374,7 +441,16 @@ class Operator:
         )
 
 
+def _is_moved(first_use: bytes, where: str) -> bool:
+    try:
+        return bool(FirstUse.from_bytes(first_use, where).moved_to)
+    except ProtocolError:
+        return False
+
+
 def _first_use_in_words(first_use: FirstUse) -> str:
+    if first_use.moved_to:
+        return f"moved {_time(first_use.time_ms)} to decision.topic={one_line(first_use.moved_to)}."
     if first_use.is_adopted:
         return f"no decision yet; freed or adopted {_time(first_use.time_ms)}, so its query may begin at any batch."
     return f"no decision yet; first used {_time(first_use.time_ms)}."
@@ -393,6 +469,18 @@ def _check_finished(last: Decision | None, prefix: str) -> None:
         )
 
 
+def _newest(decisions: Mapping[str, Decision | None]) -> tuple[str, Decision | None]:
+    """Return the newest decision and its topic. Drivers have different clocks, so the highest batch of the query that
+    decided last.
+    """
+    made = [(topic, decision) for topic, decision in decisions.items() if decision is not None]
+    if not made:
+        return "", None
+    query_id = max((decision for _, decision in made), key=lambda decision: decision.time_ms).query_id
+    of_query = [each for each in made if each[1].query_id == query_id]
+    return max(of_query, key=lambda each: each[1].batch_id)
+
+
 _METHODS: Final = {"list": "show"}
 _DECISION_TOPIC: Final = "decision.topic"
 _HELP: Final[Mapping[str, str]] = {
@@ -400,7 +488,7 @@ _HELP: Final[Mapping[str, str]] = {
     "abort": "abort all undecided transactions; refused while a decided batch waits to be committed",
     "accept": "let the query go on after the last batch, though rows of it were lost or have changed",
     "forget": "free the prefix: the next query that uses it begins at any batch",
-    "adopt": "let a query begin at any batch, though no decision on an earlier one is known",
+    "adopt": "let a query go on with this decision topic: after its last decision, at any batch if none is known",
 }
 _QUESTIONS: Final[Mapping[str, str]] = {
     "finish": "Commit the decided batch of {prefix} and abort its other open transactions?",
@@ -408,8 +496,9 @@ _QUESTIONS: Final[Mapping[str, str]] = {
     "accept": "Let the query of {prefix} go on after its last batch, though rows of it were lost or have changed?",
     "forget": "Forget what was written under {prefix}? A query that goes on under it may then write a batch twice.",
     "adopt": (
-        "Let the query of {prefix} begin at the next batch of its checkpoint? If that batch was written before, its"
-        " rows are written twice: look first whether the topics that the query writes have rows of it."
+        "Let the query of {prefix} go on with this decision topic? If no other topic of the cluster is known to have"
+        " its last decision, it begins at the next batch of its checkpoint. If that batch was written before, its rows"
+        " are written twice: look first whether the topics that the query writes have rows of it."
     ),
 }
 

@@ -33,7 +33,13 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.record.fingerprint import MODULUS
-from spark_kafka_sink.sink.exactly_once.advice import finish_advice, operator_command, timeout_advice, unknown_advice
+from spark_kafka_sink.sink.exactly_once.advice import (
+    finish_advice,
+    moved_decisions,
+    operator_command,
+    timeout_advice,
+    unknown_advice,
+)
 from spark_kafka_sink.sink.exactly_once.end_markers import EndMarkers, MarkersCluster, is_for_marker
 from spark_kafka_sink.sink.exactly_once.messages import (
     BatchStart,
@@ -66,6 +72,11 @@ class PrefixRecords(NamedTuple):
     decision: Decision | None
     first_use: FirstUse | None
 
+    @property
+    def moved_to(self) -> str:
+        """The decision topic that has the decisions now. Empty if it is this one."""
+        return "" if self.first_use is None else self.first_use.moved_to
+
 
 class DriverCluster(MarkersCluster, Protocol):
     """The requests of the protocol. Each returns when its answer is known, or raises KafkaError."""
@@ -97,7 +108,7 @@ class DriverCluster(MarkersCluster, Protocol):
         """Return the error for records that were written into another topic than this one, which is a copy of it."""
         ...
 
-    def write_first_use(self, *, is_adopted: bool) -> None:
+    def write_first_use(self, *, is_adopted: bool, moved_to: str = "") -> None:
         """Write it outside transactions, acknowledged by all in-sync replicas."""
         ...
 
@@ -180,7 +191,7 @@ class ExactlyOnceDriver:
             # A coordinator that has forgotten the id (transactional.id.expiration.ms) accepts any held epoch and gives
             # another producer id: another driver may have decided since, so the decision is read again.
             if not self._is_new and (last is None or not goes_on(held, driver)):
-                last, first_use = self._read_records()
+                last, first_use = self.read_records()
             if last is None or last.is_finished:
                 break
             log.info("Finishing batch %d of %s, which was decided before", last.batch_id, self.prefix)
@@ -214,6 +225,20 @@ class ExactlyOnceDriver:
         if may_abort and (ended := self._end_markers.complete_abort(driver)) is not None:
             driver = self._next_of(ended.producer)
         return driver
+
+    def read_records(self) -> PrefixRecords:
+        """Read the records of the prefix. Raises IllegalStateError if none exists, because every driver has left a
+        record before it began; if they come from a copy of the decision topic; and if another topic has the decisions
+        now.
+        """
+        found = self._cluster.last_records()
+        if found == PrefixRecords(None, None) and not self._is_operator:
+            raise self._cluster.lost_decisions()
+        if (copied := self._cluster.copied(found)) is not None:
+            raise copied
+        if found.moved_to:
+            raise moved_decisions(self.prefix, self._cluster.place.topic, found.moved_to)
+        return found
 
     def check_owner(self, batch_id: int, query_id: str) -> None:
         """Raise IllegalStateError, before any driver is fenced, if the last decision is of another query or of a later
@@ -344,17 +369,6 @@ class ExactlyOnceDriver:
     def _next_of(self, held: ProducerIdAndEpoch | None) -> OpenTransaction:
         producer = self._cluster.init_producer_id(self._name, held)
         return OpenTransaction.of(self._name, producer, self._cluster.transaction_version())
-
-    def _read_records(self) -> PrefixRecords:
-        """Read the records of the prefix. Raises IllegalStateError if none exists, because every driver has left a
-        record before it began; and if they come from a copy of the decision topic.
-        """
-        found = self._cluster.last_records()
-        if found == PrefixRecords(None, None) and not self._is_operator:
-            raise self._cluster.lost_decisions()
-        if (copied := self._cluster.copied(found)) is not None:
-            raise copied
-        return found
 
     def _abort_late_attempts(
         self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction]

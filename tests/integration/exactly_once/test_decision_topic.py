@@ -103,6 +103,24 @@ def test_lost_decision_topic_is_an_error_until_adopted(query: Query, is_made_aga
     check(query, 5)
 
 
+def test_query_moves_to_another_decision_topic_and_back(query: Query) -> None:
+    """Each time Spark has not logged the last batch. Bug: the way back wrote it twice, without an error."""
+    assert run(query, 3) == ""
+    query.log_commit(1)
+    moved = query._replace(decisions=f"{query.decisions}-2")
+    error = run(moved, 1)
+    assert f"decision.topic={moved.decisions} is not in the cluster" in error
+    assert "goes on after batch 2, the last one decided in decision.topic=" in type_command(error, query.servers)
+    assert run(moved, 4) == ""
+    check(query, 6)
+    query.log_commit(4)
+    error = run(query, 1)
+    assert f"adopt has moved them to decision.topic={moved.decisions}." in error
+    assert "goes on after batch 5, the last one decided in decision.topic=" in type_command(error, query.servers)
+    assert run(query, 2) == ""
+    check(query, 7)
+
+
 def test_decision_topic_deleted_during_the_query_is_an_error_soon(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,20 @@ def test_offsets_and_texts_of_several_groups_come_from_their_coordinators(bench:
     assert all(exchange.request.require_stable for exchange in asked)
 
 
+def test_offsets_of_all_topics_come_without_naming_them(bench: CoordinatorBench) -> None:
+    found = bench.coordinator.groups.fetch_all_offsets(["g", "unknown"], bench.timer())
+    assert found == {"g": {PLACE: CommittedOffset(5, "rows=5"), OTHER: CommittedOffset(0, "")}, "unknown": {}}
+    assert [exchange.request.groups[0].topics for exchange in bench.asked(ApiKey.OFFSET_FETCH)] == [None, None]
+
+
+def test_offsets_of_all_topics_do_not_wait_for_open_transactions(bench: CoordinatorBench) -> None:
+    (open_,) = bench.open("id")
+    bench.raw.mark(open_, "g", PLACE, 6, "rows=6")
+    started_ms = bench.rig.now_ms
+    assert bench.coordinator.groups.fetch_all_offsets(["g"], bench.timer())["g"][PLACE] == CommittedOffset(5, "rows=5")
+    assert bench.rig.now_ms - started_ms < 100
+
+
 def test_unstable_offset_is_waited_for(bench: CoordinatorBench) -> None:
     bench.cluster.transactions.marker_delay_ms = 200
     (open_,) = bench.open("id")

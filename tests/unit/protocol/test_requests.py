@@ -60,6 +60,7 @@ REQUESTS: list[Request] = [
     ListOffsetsRequest({"t": [ListOffsetsPartition(0, LATEST_TIMESTAMP, current_leader_epoch=9)]}),
     FindCoordinatorRequest("txn", TRANSACTION),
     OffsetFetchRequest("group", {"t": [0, 1]}),
+    OffsetFetchRequest("group", None),
     AddPartitionsToTxnRequest("txn", 7, 1, {"t": [0, 3]}),
     AddOffsetsToTxnRequest("txn", 7, 1, "group"),
     EndTxnRequest("txn", 7, 1, committed=True),

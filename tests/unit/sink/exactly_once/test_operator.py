@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 from support.coordinator_bench import CoordinatorBench
-from support.driver_steps import marked_task
+from support.operator_bench import CONFIG, PREFIX, WALL_MS, OperatorBench, other_topic
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import NO_LEADER, ScriptedCluster
 from support.scripted_broker.exchange import Answer, Exchange
@@ -43,7 +43,6 @@ from spark_kafka_sink.sink.exactly_once.advice import operator_command
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once.messages import (
     BatchChangedError,
-    BatchStart,
     Decision,
     FirstUse,
     TaskOutcome,
@@ -55,55 +54,6 @@ from spark_kafka_sink.sink.exactly_once.operator import Operator, _parser, main
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver
 from spark_kafka_sink.sink.exactly_once.write_names import pool_name
 from spark_kafka_sink.sink.options import SinkConfig
-
-PREFIX = "orders"
-OPTIONS = {"kafka.bootstrap.servers": "broker-0:9092", "topic": "t", "delivery.guarantee": "exactly-once"}
-CONFIG = SinkConfig.from_options(OPTIONS)
-WALL_MS = 1_700_000_000_000
-
-
-class OperatorBench(CoordinatorBench):
-    """A driver and its operator; tasks are raw requests, and each writes one row."""
-
-    def __init__(self, version: int = 2) -> None:
-        super().__init__(version=version)
-        self.version = version
-        self.out = io.StringIO()
-        self.operator = Operator(self.coordinator, CONFIG, self.out, lambda: WALL_MS)
-        self.cluster_of_driver = KafkaDriverCluster(self.coordinator, CONFIG, PREFIX)
-        self.driver = ExactlyOnceDriver(PREFIX, self.cluster_of_driver, lambda: WALL_MS)
-
-    def task(self, batch_start: BatchStart, batch_id: int, partition: int) -> TaskOutcome:
-        value = f"row {batch_id}.{partition}"
-        return marked_task(self, batch_start, batch_id=batch_id, query_id="q", partition=partition, value=value)
-
-    def batch(self, batch_id: int, partitions: int = 2) -> list[TaskOutcome]:
-        batch_start = self.driver.begin()
-        return [self.task(batch_start, batch_id, partition) for partition in range(partitions)]
-
-    def decide(self, batch_id: int) -> list[TaskOutcome]:
-        """Run the batch up to its decision, before any task's transaction is committed."""
-        outcomes = self.batch(batch_id)
-        self.decide_these(outcomes)
-        return outcomes
-
-    def decide_these(self, outcomes: list[TaskOutcome]) -> None:
-        class GoneError(Exception):
-            pass
-
-        def gone(*_: Any) -> None:
-            raise GoneError
-
-        self.driver.finish = gone  # type: ignore[assignment]
-        with pytest.raises(GoneError):
-            self.driver.commit(outcomes)
-        del self.driver.finish
-
-    def said(self) -> str:
-        text = self.out.getvalue()
-        self.out.truncate(0)
-        self.out.seek(0)
-        return text
 
 
 @pytest.fixture(params=[2, 1], ids=["version 2", "version 1"])
@@ -234,10 +184,6 @@ def test_decisions_behind_an_open_transaction_are_announced(bench: OperatorBench
     bench.end([driver], committed=False)
     bench.operator.show(PREFIX)
     assert bench.said().startswith("orders: batch 0 of query q, 1 rows, ")
-
-
-def other_topic(name: str) -> SinkConfig:
-    return SinkConfig.from_options({**OPTIONS, "decision.topic": name})
 
 
 @pytest.mark.parametrize("command", ["finish", "abort", "accept", "forget"])
@@ -688,11 +634,10 @@ def test_batch_write_without_prefix_leaves_no_decision(bench: OperatorBench) -> 
 
 
 @pytest.mark.parametrize("command", ["finish", "accept"])
-def test_finish_of_a_write_without_prefix_leaves_no_decision(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finish_of_a_write_without_prefix_leaves_no_decision(command: str) -> None:
     """Bug: no write uses such a prefix again, so its decision stayed in the topic, and in the list, forever."""
     prefix = pool_name(3)
-    monkeypatch.setitem(globals(), "PREFIX", prefix)
-    bench = OperatorBench()
+    bench = OperatorBench(prefix=prefix)
     bench.decide(0)
     getattr(bench.operator, command)(prefix)
     assert len(bench.values()) == 2
