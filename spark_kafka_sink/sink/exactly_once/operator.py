@@ -232,8 +232,8 @@ class Operator:
         self._refuse_open(prefix, topic)
 
     def _other_topics(self, prefix: str, moved_to: str) -> dict[str, tuple[KafkaDriverCluster, Decision | None]]:
-        """Return the last decision of the prefix in each other decision topic that has a record of it and is no copy.
-        The markers of its tasks name these topics, and so does `moved_to`. Raises IllegalStateError for a decision that
+        """Return the last decision of the prefix in each other decision topic that it had and that is no copy. The
+        markers of its tasks name these topics, and so does `moved_to`. Raises IllegalStateError for a decision that
         is not finished.
         """
         found: dict[str, tuple[KafkaDriverCluster, Decision | None]] = {}
@@ -254,7 +254,7 @@ class Operator:
             named.add(records.moved_to)
             if cluster.copied(records) is not None:
                 self._say(f"decision.topic={other} is a copy: its decisions are not taken over.")
-            elif records != PrefixRecords(None, None):
+            else:
                 if (last := records.decision) is not None and not last.is_finished:
                     raise IllegalStateError(
                         f"Batch {last.batch_id} of {prefix} is decided in decision.topic={other}, and not committed"

@@ -182,8 +182,19 @@ def test_offsets_of_other_consumers_name_no_decision_topic(bench: OperatorBench)
     """A consumer group may have the name of a task."""
     bench.driver.commit(bench.batch(0))
     bench.cluster.transactions.offsets["orders/0"]["t", 0] = Commit(5, "")
+    rows = bench.values()
     bench.operator_of(SECOND).adopt(PREFIX)
     assert bench.said().splitlines()[0] == f"decision.topic={FIRST} is refused for orders from now on."
+    assert bench.values() == rows
+
+
+def test_move_is_refused_while_a_batch_is_open(bench: OperatorBench) -> None:
+    bench.driver.commit(bench.batch(0))
+    bench.operator_of(SECOND).adopt(PREFIX)
+    bench.move_to(SECOND)
+    bench.batch(1)
+    with pytest.raises(IllegalStateError, match="2 transactions of orders are open"):
+        bench.operator.adopt(PREFIX)
 
 
 def test_query_without_a_decision_leaves_its_topic_too(bench: OperatorBench) -> None:
@@ -197,3 +208,20 @@ def test_query_without_a_decision_leaves_its_topic_too(bench: OperatorBench) -> 
     ]
     with pytest.raises(IllegalStateError, match=REFUSED):
         bench.driver.begin()
+
+
+def test_moves_lead_to_the_topic_of_the_query_without_markers(bench: OperatorBench) -> None:
+    """Brokers forget them after seven days."""
+    for batch_id, topic in enumerate([SECOND, "third", FIRST]):
+        bench.driver.commit(bench.batch(batch_id))
+        if topic == FIRST:
+            bench.cluster.transactions.offsets.clear()
+            bench.said()
+        bench.operator_of(topic).adopt(PREFIX)
+        bench.move_to(topic)
+        bench.cluster.transactions.offsets.clear()
+    assert bench.said().splitlines() == [
+        f"decision.topic={SECOND} is refused for orders from now on.",
+        "decision.topic=third is refused for orders from now on.",
+        "orders is adopted: its query goes on after batch 2, the last one decided in decision.topic=third.",
+    ]
