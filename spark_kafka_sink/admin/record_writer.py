@@ -15,6 +15,7 @@ from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
+    CoordinatorNotAvailableError,
     DuplicateSequenceError,
     InvalidProducerEpochError,
     KafkaError,
@@ -34,6 +35,8 @@ from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.encoder import encode_rows
 
 _ALL_REPLICAS: Final = -1
+_NOT_ATTEMPTED: Final = 55
+"""OPERATION_NOT_ATTEMPTED"""
 _CODEC: Final = codec_for("gzip")
 """A decision lists many similar tasks, and must stay below the topic's max.message.bytes."""
 
@@ -183,10 +186,22 @@ class _AddPartitions(CoordinatorApi[_Added, bool]):
             yield AddPartitionsToTxnRequest(name, *producer, topics), [item]
 
     def answers(self, items: Sequence[_Added], body: Message) -> Mapping[_Added, bool | KafkaError]:
-        codes = [
-            int(result.partition_error_code)
-            for topic in body.results_by_topic_v3_and_below
-            for result in topic.results_by_partition
-        ]
-        refused = next((error_for_code(code, api="AddPartitionsToTxn") for code in codes if code), None)
-        return dict.fromkeys(items, refused or True) if codes else {}
+        codes: dict[TopicPartition, int] = {}
+        for topic in body.results_by_topic_v3_and_below:
+            for result in topic.results_by_partition:
+                place = TopicPartition(str(topic.name), int(result.partition_index))
+                codes[place] = codes.get(place) or int(result.partition_error_code)
+        return {item: _outcome(item, codes) for item in items}
+
+
+def _outcome(item: _Added, codes: Mapping[TopicPartition, int]) -> bool | KafkaError:
+    """Return the error that counts. The coordinator refuses the other partitions because of one, without saying why;
+    and it may not have acted on a partition that its answer does not mention.
+    """
+    refused = {place: codes.get(place, _NOT_ATTEMPTED) for place in item.topic_partitions if codes.get(place) != 0}
+    if not refused:
+        return True
+    place = min(refused, key=lambda each: refused[each] == _NOT_ATTEMPTED)
+    if refused[place] == _NOT_ATTEMPTED:
+        return CoordinatorNotAvailableError("It did not say why it has not added it.").at(topic_partition=place)
+    return error_for_code(refused[place], api="AddPartitionsToTxn").at(topic_partition=place)

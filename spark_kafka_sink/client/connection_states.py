@@ -47,8 +47,9 @@ class _Addresses:
         """Return the address to try now. Resolves the host if no address is left, and raises the resolver's errors."""
         if not self._addresses:
             self._addresses = tuple(self._resolve(self.host, self.port))
-            # The last address may be the cause of the failure, so begin with another one if there is one.
-            self._index = 1 if len(self._addresses) > 1 and self._addresses[0] == self._last_tried else 0
+            # The last address may be the cause of the failure, so begin with the one behind it.
+            after = self._addresses.index(self._last_tried) + 1 if self._last_tried in self._addresses else 0
+            self._index = after % len(self._addresses)
         self._last_tried = self._addresses[self._index]
         return self._last_tried
 

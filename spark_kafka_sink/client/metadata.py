@@ -12,7 +12,7 @@ import random
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
@@ -31,6 +31,9 @@ from spark_kafka_sink.common.texts import one_line
 from spark_kafka_sink.protocol.metadata import MetadataRequest
 
 log = logging.getLogger(__name__)
+
+_MOST_LOWER_EPOCHS: Final = 5
+"""As in franz-go. A broker that is behind catches up within a few answers."""
 
 
 class LeaderAndEpoch(NamedTuple):
@@ -86,6 +89,8 @@ class Metadata:
         self._invalid_topics: frozenset[str] = frozenset()
         self._unauthorized_topics: frozenset[str] = frozenset()
         self._leader_epochs: dict[TopicPartition, int] = {}
+        self._lower_epochs: dict[TopicPartition, int] = {}
+        """How many answers in a row had a lower epoch."""
         self._connection_failure: str | None = None
         self._node_failures: dict[str, str] = {}
         self._is_nonsense = False
@@ -270,6 +275,7 @@ class Metadata:
             gone = {topic for topic in followed if not self.retain_topic(topic, now_ms)}
             for known in [known for known in self._leader_epochs if known.topic in gone] if gone else ():
                 del self._leader_epochs[known]
+                self._lower_epochs.pop(known, None)
             self.condition.notify_all()
         if previous_id is not None and cluster_id != previous_id:
             log.info("Cluster id: %s", None if cluster_id is None else one_line(cluster_id))
@@ -392,18 +398,23 @@ class Metadata:
     ) -> PartitionMetadata:
         """Return `metadata`, or the cached value if its leader epoch is newer. Without a cached value a lower epoch is
         accepted: the topic may have been created again, which brokers before 2.8 do not show by an id. And keys would
-        go to other partitions if this one were left out.
+        go to other partitions if this one were left out. So is the fifth lower epoch in a row: a broker that is behind
+        catches up, and the cached leader may be one of before the topic was created again.
         """
         topic_partition, epoch = metadata.topic_partition, metadata.leader_epoch
         if not has_reliable_epochs or epoch is None:
             self._leader_epochs.pop(topic_partition, None)
+            self._lower_epochs.pop(topic_partition, None)
             self._schedule.brought_news()
             return replace(metadata, leader_epoch=None)
         known = self._leader_epochs.get(topic_partition)
         is_another_topic = topic_id is not None and topic_id != self._cache.topic_ids.get(topic_partition.topic)
         cached = self._cache.partitions.get(topic_partition)
         if known is not None and cached is not None and epoch < known and not is_another_topic:
-            return cached
+            self._lower_epochs[topic_partition] = lower = self._lower_epochs.get(topic_partition, 0) + 1
+            if lower < _MOST_LOWER_EPOCHS:
+                return cached
+        self._lower_epochs.pop(topic_partition, None)
         self._leader_epochs[topic_partition] = epoch
         if epoch != known or is_another_topic:
             self._schedule.brought_news()

@@ -52,3 +52,8 @@ class SystemClock:
 
     def wait(self, condition: threading.Condition, timeout_ms: int) -> None:
         condition.wait(min(timeout_ms / 1000, threading.TIMEOUT_MAX))  # a longer timeout would raise
+
+
+def lock_timeout(limit_s: float | None) -> float:
+    """Return the `timeout` of `Lock.acquire` for a limit in seconds, None for no limit. A longer one would raise."""
+    return -1 if limit_s is None else min(max(0.0, limit_s), threading.TIMEOUT_MAX)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from spark_kafka_sink.common.clock import lock_timeout
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError
 
@@ -116,7 +117,7 @@ class BatchResult:
         self._waiting.append(gate)
         try:
             # `mark_done` sets the flag and then reads the gates. Here the gate comes first, then the flag is read.
-            return self.is_done or gate.acquire(timeout=-1 if timeout_s is None else max(0, timeout_s))
+            return self.is_done or gate.acquire(timeout=lock_timeout(timeout_s))
         finally:
             self._waiting.remove(gate)
 

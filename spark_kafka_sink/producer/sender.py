@@ -17,7 +17,7 @@ from typing import Final
 from spark_kafka_sink.client.backoff import FOREVER_MS
 from spark_kafka_sink.client.metadata_view import MetadataCache
 from spark_kafka_sink.client.seams import ClientResponse, KafkaClient
-from spark_kafka_sink.common.clock import Clock
+from spark_kafka_sink.common.clock import Clock, lock_timeout
 from spark_kafka_sink.common.cluster import Node, PartitionInfo, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import (
@@ -64,6 +64,11 @@ class _MetadataWatch:
             identity.leaders_are_new(topics)
 
 
+_LEAST_PAUSE_MS: Final = 5
+"""Between two looks at what an answer may have changed, also with retry.backoff.ms=0: without it the thread would spin.
+"""
+
+
 class _Left(enum.Enum):
     """What a close still waits for."""
 
@@ -106,6 +111,7 @@ class Sender:
         telemetry: ClientTelemetry | None = None,
     ) -> None:
         self._config = config
+        self._pause_ms = max(config.retry_backoff_ms, _LEAST_PAUSE_MS)
         self._client = client
         self._metadata = metadata
         self._accumulator = accumulator
@@ -196,7 +202,7 @@ class Sender:
         except Exception as error:
             self._on_fault(error, isinstance(error, IllegalStateError))
             log.exception("A turn of the Sender failed; it goes on")
-            self._clock.sleep_ms(self._config.retry_backoff_ms)
+            self._clock.sleep_ms(self._pause_ms)
 
     def _on_fault(self, fault: Exception, is_of_identity: bool) -> None:
         """Mark the producer as failed, and end the batches of the failed turn.
@@ -253,7 +259,7 @@ class Sender:
             self._maybe_send_request(idempotence, now_ms)
             if idempotence.has_fatal_error:
                 self._abort_after(idempotence)
-                self._poll(self._config.retry_backoff_ms, now_ms)
+                self._poll(self._pause_ms, now_ms)
                 return
             lost = None if self._transactions is None else self._transactions.lost_transaction
             if lost is not None:
@@ -305,7 +311,7 @@ class Sender:
         Up to Python 3.12, Ctrl-C in `Thread.join` makes a running thread count as ended, and Ctrl-C in `Event.wait` may
         leave the event's lock taken. So the wait is for a lock, and the answer is the flag.
         """
-        if not self.has_ended and self._until_end.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+        if not self.has_ended and self._until_end.acquire(timeout=lock_timeout(timeout_s)):
             self._until_end.release()  # for the next waiting thread
         return self.has_ended
 
@@ -330,7 +336,7 @@ class Sender:
     def _request_delay_ms(self, idempotence: Idempotence, now_ms: int) -> int:
         """Return the time until the next request. A request that waits only for its node is tried again soon."""
         delay_ms = idempotence.request_delay_ms(now_ms)
-        return delay_ms if delay_ms > 0 else self._config.retry_backoff_ms
+        return delay_ms if delay_ms > 0 else self._pause_ms
 
     def _send_outgoing(self, outgoing: OutgoingRequest, node: Node, now_ms: int) -> None:
         def settle(response: ClientResponse) -> None:
@@ -391,7 +397,7 @@ class Sender:
             return 0
         timeout_ms = min(check.next_check_delay_ms, not_ready_ms, self._accumulator.next_expiry_ms() - now_ms)
         if nodes:  # ready batches are held back to keep the order: check again soon
-            timeout_ms = min(timeout_ms, self._config.retry_backoff_ms)
+            timeout_ms = min(timeout_ms, self._pause_ms)
         return max(0, timeout_ms)
 
     def _sealed(self, drained: Mapping[int, list[ProducerBatch]], now_ms: int) -> dict[int, list[ProducerBatch]]:

@@ -78,7 +78,8 @@ SUPPORTED_VERSIONS: Final[Mapping[ApiKey, VersionRange]] = {
     ApiKey.FIND_COORDINATOR: VersionRange(1, 6),
     # After 0 the tokens would have no frames.
     ApiKey.SASL_HANDSHAKE: VersionRange(1, 1),
-    ApiKey.API_VERSIONS: VersionRange(0, 4),
+    # 4 only adds features from version 0 on, and Azure Event Hubs closes the connection instead of refusing it.
+    ApiKey.API_VERSIONS: VersionRange(0, 3),
     # From 4 on the broker can choose the numbers of replicas and partitions (KIP-464).
     ApiKey.CREATE_TOPICS: VersionRange(4, 7),
     # 6 is two-phase commit (KIP-939), which no released broker has.

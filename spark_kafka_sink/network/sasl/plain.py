@@ -13,7 +13,7 @@ from spark_kafka_sink.common.texts import Secret
 
 
 class PlainMechanism:
-    """Sends one message and accepts no challenge."""
+    """Sends one message. What the server adds to its acceptance is ignored: some add a few bytes."""
 
     name: ClassVar[str] = "PLAIN"
     is_slow: ClassVar[bool] = False
@@ -33,11 +33,11 @@ class PlainMechanism:
         return (self._password,)
 
     def respond(self, challenge: bytes) -> bytes | None:
+        if self._is_sent:
+            return None
         if challenge:
             raise SaslAuthenticationError(
                 f"The server answered SASL PLAIN with a challenge of {len(challenge)} bytes; PLAIN has none."
             )
-        if self._is_sent:
-            return None
         self._is_sent = True
         return b"\0".join((b"", self._username.encode(), self._password.reveal().encode()))

@@ -21,6 +21,7 @@ from spark_kafka_sink.admin.coordinator_calls import CoordinatorLookup, Outcome
 from spark_kafka_sink.admin.group_offsets import GroupCommits
 from spark_kafka_sink.admin.transaction_values import EndTxnStatus
 from spark_kafka_sink.client.seams import ClientResponse
+from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import (
     BrokerError,
     ConcurrentTransactionsError,
@@ -573,3 +574,41 @@ def test_error_of_a_refused_lookup_has_the_brokers_text(bench: Bench) -> None:
     bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.change(refuse))
     found = begin(bench, ["a", "b"])
     assert "no such name here" in str(found["b"].error)
+
+
+# ---- partitions that are added to a transaction --------------------------------------------------------------------
+
+
+def add_two(bench: Bench, codes: dict[str, int], *, times: int | None) -> list[Exchange]:
+    """Add partitions of the topics `a` and `b`. The coordinator answers with these codes `times` times. Return the
+    requests.
+    """
+    for topic in ("a", "b"):
+        bench.cluster.create_topic(topic, 1)
+    producer = bench.coordinator.transactions.init_producer_id("id", 60_000, bench.timer())
+    answer = {"results_by_topic_v3_and_below": [added(topic, code) for topic, code in codes.items()]}
+    bench.cluster.on(ApiKey.ADD_PARTITIONS_TO_TXN, faults.change(lambda values: values | answer), times=times)
+    places = [TopicPartition("a", 0), TopicPartition("b", 0)]
+    bench.coordinator.writer.add_partitions({OpenTransaction("id", *producer, 2): places}, bench.timer(2_000))
+    return bench.asked(ApiKey.ADD_PARTITIONS_TO_TXN)
+
+
+def added(topic: str, code: int) -> dict[str, Any]:
+    results = [{"partition_index": 0, "partition_error_code": code}]
+    return {"name": topic, "results_by_partition": results}
+
+
+@pytest.mark.parametrize("codes", [{"a": 55, "b": 3}, {"a": 3, "b": 55}, {"a": 55, "b": 55}, {"a": 0}, {}])
+def test_partition_that_was_not_added_is_added_again(bench: Bench, codes: dict[str, int]) -> None:
+    """Bug: for OPERATION_NOT_ATTEMPTED before the transient error it failed, and a partition without an answer counted
+    as added.
+    """
+    assert len(add_two(bench, codes, times=1)) == 2
+
+
+@pytest.mark.parametrize("codes", [{"a": 55, "b": 29}, {"a": 29, "b": 55}])
+def test_refused_partition_is_named_and_not_the_others(bench: Bench, codes: dict[str, int]) -> None:
+    with pytest.raises(TopicAuthorizationError) as refused:
+        add_two(bench, codes, times=None)
+    place = next(topic for topic, code in codes.items() if code == 29)
+    assert refused.value.topic_partition == TopicPartition(place, 0)

@@ -165,6 +165,17 @@ def test_lost_connection_resolves_again_and_tries_another_address_first() -> Non
     assert len(names.asked) == 2
 
 
+def test_lost_connections_lead_to_every_address() -> None:
+    """Bug: with three addresses that accept a connection and close it, the third was never tried."""
+    states = make(Names("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    tried = []
+    for _ in range(4):
+        tried.append(connect(states, 0))
+        states.checking_api_versions(NODE)
+        states.disconnected(NODE, 0)
+    assert tried == ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.1"]
+
+
 def test_single_address_is_tried_again_after_a_lost_connection() -> None:
     states = make(Names("10.0.0.1"))
     connect(states, 0)

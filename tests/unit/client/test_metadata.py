@@ -432,6 +432,26 @@ def test_older_epoch_never_replaces_a_newer_one(metadata: SomeTopics) -> None:
     assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[2], 6)
 
 
+@pytest.mark.parametrize("is_by_hint", [False, True])
+def test_fifth_older_epoch_in_a_row_is_accepted(metadata: SomeTopics, is_by_hint: bool) -> None:
+    """Bug: brokers before 2.8 do not show that a topic was created again, and then its leader was never found. The same
+    after a hint about the leader of before.
+    """
+    older = response(topic("t", partition(leader=1, epoch=0), topic_id=ID_A))
+    update(metadata, response(topic("t", partition(leader=0, epoch=0 if is_by_hint else 5), topic_id=ID_A)))
+    if is_by_hint:
+        metadata.update_partition_leadership({T0: LeaderIdAndEpoch(0, 5)}, [])
+    for _ in range(4):
+        update(metadata, older)
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 5)
+    update(metadata, response(topic("t", partition(leader=0, epoch=5), topic_id=ID_A)))
+    for _ in range(4):
+        update(metadata, older)
+        assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[0], 5)
+    update(metadata, older)
+    assert metadata.current_leader(T0) == LeaderAndEpoch(NODES[1], 0)
+
+
 @pytest.mark.parametrize("error", [3, 5], ids=["deleted and made again", "without leaders"])
 def test_older_epoch_of_an_uncached_partition_is_accepted(metadata: SomeTopics, error: int) -> None:
     update(metadata, response(topic("t", partition(epoch=5), partition(number=1, epoch=5))))

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from support.client_rig import RECONNECT_BACKOFF_MS, REQUEST_TIMEOUT_MS, SETUP_TIMEOUT_MS, ClientRig
 from support.scripted_broker import faults
-from support.scripted_broker.exchange import Answer
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.versions import KAFKA_2_1
 
 from spark_kafka_sink.client import network_client
@@ -198,6 +199,18 @@ def test_old_node_gets_an_older_versions_request() -> None:
     rig.cluster.versions = {**rig.cluster.versions, 18: (0, 2)}
     rig.connect(0)
     assert [exchange.version for exchange in rig.cluster.requests_of(ApiKey.API_VERSIONS)][-1] == 2
+
+
+def test_node_that_closes_for_a_versions_request_it_does_not_know_is_reached() -> None:
+    """Bug: the first question had version 4, on which Azure Event Hubs closes the connection."""
+
+    def close_above_3(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        return Answer(None, close=True) if exchange.version > 3 else proceed()
+
+    rig = ClientRig(1)
+    rig.cluster.on(ApiKey.API_VERSIONS, close_above_3, times=None)
+    rig.connect(0)
+    assert rig.client.ready(rig.node(0), rig.now_ms)
 
 
 def test_node_without_versions_is_disconnected_and_retried() -> None:

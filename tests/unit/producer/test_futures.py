@@ -53,6 +53,22 @@ def test_an_offset_that_is_not_known_stays_unknown() -> None:
     assert future.result(0).offset == -1
 
 
+def test_limit_of_a_wait_may_be_infinite() -> None:
+    batch = BatchResult(PLACE)
+
+    def end() -> None:
+        while not batch._waiting:
+            pass
+        batch.mark_done()
+
+    other = threading.Thread(target=end)
+    other.start()
+    try:
+        assert batch.wait(float("inf"))
+    finally:
+        other.join(JOIN_S)
+
+
 def test_future_without_an_outcome_raises_a_timeout() -> None:
     future = FutureRecordMetadata(5, 2, -1)
     future.bind(BatchResult(PLACE), 0)

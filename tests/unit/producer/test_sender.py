@@ -110,6 +110,18 @@ def test_a_turn_that_sent_something_does_not_wait() -> None:
     assert (polls, harness.now_ms) == ([0], before_ms)
 
 
+def test_sender_does_not_spin_with_retry_backoff_ms_0() -> None:
+    """Bug: while the first answer was outstanding it took half of a processor."""
+    harness = warm({**AT_ONCE, "retry.backoff.ms": "0", "reconnect.backoff.ms": "50"})
+    harness.cluster.on(ApiKey.PRODUCE, faults.delay(20_000), times=None)
+    for _ in range(3):
+        harness.send(partition=0)
+    before_ms = harness.now_ms
+    for _ in range(250):
+        harness.turn(1_000)
+    assert harness.now_ms - before_ms >= 1_000
+
+
 def test_unready_node_is_connected_and_retried() -> None:
     harness = warm({**AT_ONCE, "reconnect.backoff.ms": "1000"}, node_count=2, topics={TOPIC: 2})
     harness.network.cut(0)

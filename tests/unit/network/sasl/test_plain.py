@@ -21,6 +21,13 @@ def test_challenge_is_refused_before_credentials_are_sent() -> None:
         PlainMechanism("user", Secret("canary")).respond(b"give me")
 
 
+def test_bytes_with_the_acceptance_are_ignored() -> None:
+    """Bug: a login was refused that the server had accepted. Tencent's sends a few bytes with it."""
+    mechanism = PlainMechanism("user", Secret("canary"))
+    mechanism.respond(b"")
+    assert mechanism.respond(b"welcome") is None
+
+
 @pytest.mark.parametrize(
     ("username", "password"),
     [("", "canary"), ("user", ""), ("us\0er", "canary"), ("user", "can\0ary"), ("user\0", "canary")],
