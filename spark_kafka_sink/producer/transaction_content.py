@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
+from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 
 
 class CurrentTransaction:
@@ -33,26 +34,36 @@ class CurrentTransaction:
         self._asked_for: set[TopicPartition] = set()
         self._inside: set[TopicPartition] = set()
         self._has_started = False
+        self._of_version_1: ProducerIdAndEpoch | None = None
+        """The epoch in which the last transaction of version 1 was."""
 
     @property
     def is_empty(self) -> bool:
         return not self._has_started
 
-    @property
-    def needs_next_epoch(self) -> bool:
-        """Whether the transaction after this one must not share its epoch. Under version 2 it never does."""
-        return self.has_gap and self.version < 2 and not self.is_resumed
+    def needs_next_epoch(self, cluster_version: int) -> bool:
+        """Return whether the transaction after this one must not share its epoch. Under version 2 it never does, and
+        so version 2 cannot follow on version 1 without another epoch.
+        """
+        return self.version < 2 and (self.has_gap or cluster_version >= 2) and not self.is_resumed
 
     def __contains__(self, topic_partition: TopicPartition) -> bool:
         return topic_partition in self._inside
 
-    def begin(self, version: int) -> None:
+    def begin(self, cluster_version: int, producer: ProducerIdAndEpoch) -> None:
+        """Begin with the version of the cluster, or with version 1 if the epoch has transactions of version 1
+        (KAFKA-18227): until the end marker is written, a leader takes records of version 2 in the same epoch for those
+        of the transaction before.
+        """
         self.forget()
-        self.version = version
+        self.version = 2 if cluster_version >= 2 and producer != self._of_version_1 else 1
+        if self.version < 2:
+            self._of_version_1 = producer
 
     def resume(self, version: int, is_empty: bool) -> None:
-        """Take over a transaction that another producer prepared."""
-        self.begin(version)
+        """Take over a transaction that another producer prepared. The next one has another epoch."""
+        self.forget()
+        self.version = version
         self.is_resumed = True
         if not is_empty:
             self.start()

@@ -25,6 +25,7 @@ from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import (
     CommitFailedError,
     IllegalStateError,
+    InvalidPidMappingError,
     InvalidProducerEpochError,
     KafkaError,
     ProducerFencedError,
@@ -216,7 +217,7 @@ _ACTIONS: Final[Mapping[int, Action]] = {
     30: Action.ABORT,  # GROUP_AUTHORIZATION_FAILED
     47: Action.FAIL,  # INVALID_PRODUCER_EPOCH: from a coordinator it means fenced
     48: Action.FAIL,  # INVALID_TXN_STATE
-    49: Action.ABORT,  # INVALID_PRODUCER_ID_MAPPING
+    49: Action.FAIL,  # INVALID_PRODUCER_ID_MAPPING: another producer may have had the id meanwhile (KAFKA-18019)
     51: Action.RETRY,  # CONCURRENT_TRANSACTIONS
     55: Action.RETRY,  # OPERATION_NOT_ATTEMPTED: another partition of the request was at fault
     59: Action.ABORT,  # UNKNOWN_PRODUCER_ID
@@ -258,6 +259,11 @@ class Refusal(NamedTuple):
                 f"{self.place}: {ProducerFencedError.sentence} Or its transaction was open longer than"
                 " transaction.timeout.ms, and the broker aborted it."
             )
+        if isinstance(said, InvalidPidMappingError):
+            return said.reworded(
+                f"{text} Another producer has taken the transactional id; or the brokers have forgotten it, as they do"
+                " after transactional.id.expiration.ms without a transaction. Make another producer."
+            )
         if self.error_code not in _COMMIT_FAILED:
             return said.reworded(text)
         failed = CommitFailedError(text)
@@ -291,11 +297,22 @@ class TransactionRequest:
     result: OperationResult
     attempts: int = field(default=0)
     not_before_ms: int = field(default=0)
+    was_lost: bool = field(default=False)
+    """An earlier attempt was not answered, and may have taken effect."""
 
     @property
     def api(self) -> str:
         """Kafka's name of the request."""
         return type(self.request).__name__.removesuffix("Request")
+
+    def error_of(self, refusal: Refusal, node_id: str) -> KafkaError:
+        error = refusal.error(self.api, node_id)
+        if self.priority is not Priority.END_TXN or not self.was_lost:
+            return error
+        return error.reworded(
+            f"{error} An earlier request was not answered, and the transaction may have ended as it asked: look whether"
+            " its records can be read before you write them again."
+        )
 
     @property
     def adds_to_transaction(self) -> bool:

@@ -317,7 +317,7 @@ class TransactionManager:
             self.machine.raise_error()
             self.pending.ensure_none("begin_transaction")
             self.machine.move_to(State.IN_TRANSACTION)
-            self._current.begin(2 if self._finalized_feature("transaction.version") >= 2 else 1)
+            self._current.begin(self._finalized_feature("transaction.version"), self.identity.producer)
 
     def add_partition(self, topic_partition: TopicPartition, send: object) -> None:
         """`send` is about to append a record of the partition. The transaction's end waits for `send`, which may add
@@ -550,6 +550,7 @@ class TransactionManager:
             self._queue.in_flight = None
             if body is None:  # a copy may still arrive, also of a request that nothing waits for
                 self.pending.last_loss = "A broker was disconnected before it answered."
+                request.was_lost = True
                 self._current.has_gap |= request.may_be_late
                 if request.adds_to_transaction:
                     self._current.may_have_started()
@@ -567,7 +568,7 @@ class TransactionManager:
     # ---- what answers lead to, with the lock held ------------------------------------------------------------------
 
     def _on_refusal(self, request: TransactionRequest, refusal: Refusal, node_id: str, now_ms: int) -> None:
-        action, error = refusal.action, refusal.error(request.api, node_id)
+        action, error = refusal.action, request.error_of(refusal, node_id)
         if self.machine.is_lost and request.adds_to_transaction and refusal.error_code in requests.NOTHING_ADDED:
             request.result.finish(error)  # the abort needs no answer, and the topic may never come back
             return
@@ -589,7 +590,7 @@ class TransactionManager:
             self.fail(error)
         else:
             request.result.finish(error)
-            self._current.has_gap |= isinstance(error, (UnknownProducerIdError, InvalidPidMappingError))
+            self._current.has_gap |= isinstance(error, UnknownProducerIdError)
             self._to_abortable(error)
 
     def _may_initialize_again(self, request: TransactionRequest, error: KafkaError) -> bool:
@@ -611,11 +612,6 @@ class TransactionManager:
         if self._current.is_in_doubt and error.error_code == requests.INVALID_TXN_STATE:
             request.succeeded(None)
             return True
-        is_own_abort = self.machine.state is State.ABORTING and not self._current.is_resumed
-        if is_own_abort and isinstance(error, InvalidPidMappingError):
-            # the coordinator has forgotten the producer, and it does so only while no transaction is open
-            self._init_after_end(request.result)
-            return True
         return False
 
     def _on_initialized(self, body: Message, result: OperationResult) -> None:
@@ -630,7 +626,8 @@ class TransactionManager:
         """Handle the end of the transaction. `body` is None if there was nothing to end."""
         if getattr(body, "producer_id", -1) >= 0:  # in the answers of version 5 and above
             self.identity.adopt(body)
-        needs_next_epoch = self._current.needs_next_epoch or self._lacks_epoch
+        cluster_version = self._finalized_feature("transaction.version")
+        needs_next_epoch = self._current.needs_next_epoch(cluster_version) or self._lacks_epoch
         next_state = State.UNINITIALIZED if self._current.is_resumed else State.READY
         self._current.forget()
         if needs_next_epoch:

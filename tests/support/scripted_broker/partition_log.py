@@ -89,6 +89,10 @@ class PartitionLog:
         """Return the offset where the first open transaction begins, or the end."""
         return min(self.open_transactions.values(), default=self.next_offset)
 
+    def has_open(self, producer_id: int, epoch: int) -> bool:
+        """Return whether a transaction of this producer and epoch is open here. Its coordinator may have ended it."""
+        return producer_id in self.open_transactions and self.producers[producer_id].epoch == epoch
+
     def records(self) -> list[BrokerRecord]:
         """Return all records in the log without markers, decoded and checked."""
         return [record for batch in self.batches if not batch.header.is_control for record in read_records(batch.data)]

@@ -87,16 +87,20 @@ def _append(
 
 def _join_transaction(cluster: ScriptedCluster, exchange: Exchange, topic: str, index: int, records: bytes) -> int:
     """Return the error code for a transactional batch outside its transaction, or 0. From version 12 on the partition
-    is added here (KIP-890).
+    is added here (KIP-890), for which a leader asks the coordinator only if it has no open transaction of that epoch.
     """
     key = exchange.request.transactional_id
     if key is None or len(records) < HEADER.size:
         return 0
     header = BatchHeader._make(HEADER.unpack_from(records))
+    is_implicit = exchange.version >= _FIRST_OF_TRANSACTION_V2
+    log = cluster.topics[topic].partitions[index].log
+    if is_implicit and log.has_open(header.producer_id, header.producer_epoch):
+        return 0
     refused = cluster.transactions.check(key, header.producer_id, header.producer_epoch)
     if refused:
         return ErrorCode.invalid_producer_epoch if refused == ErrorCode.producer_fenced else refused
-    if exchange.version >= _FIRST_OF_TRANSACTION_V2:
+    if is_implicit:
         cluster.transactions.begin(key, exchange.now_ms, 2).partitions.add((topic, index))
     elif (topic, index) not in cluster.transactions.transactions[key].partitions:
         return ErrorCode.invalid_txn_state

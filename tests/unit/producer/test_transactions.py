@@ -212,26 +212,41 @@ def test_transaction_of_offsets_only_is_committed(version: int) -> None:
     assert {place: commit.offset for place, commit in harness.offsets().items()} == {(TOPIC, 0): 2, (TOPIC, 1): 3}
 
 
-def test_transaction_version_changes_only_with_next_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_known_at_the_end", [True, False])
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_no_epoch_has_transactions_of_both_versions(
+    is_known_at_the_end: bool, is_committed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug (KAFKA-18227): version 2 began in the epoch of version 1. Until the end marker of the transaction before was
+    written, leaders took the new records for those of that one: committed ones were lost, aborted ones were read.
+    """
     levels = {"transaction.version": 1}
     monkeypatch.setattr(ApiVersions, "finalized_feature", lambda _, name: levels[name])
     harness = TransactionHarness(1)
+    harness.cluster.transactions.marker_delay_ms = 50
     harness.producer.init_transactions()
     harness.commit(b"a")
     harness.producer.begin_transaction()
     harness.send(b"b", partition=0)
-    levels["transaction.version"] = 2
+    harness.settle()
+    levels["transaction.version"] = 2 if is_known_at_the_end else 1
     harness.cluster.requests.clear()
-    harness.producer.commit_transaction()
+    if is_committed:
+        harness.producer.commit_transaction()
+    else:
+        harness.producer.abort_transaction()
     assert [exchange.version for exchange in harness.cluster.requests_of(ApiKey.END_TXN)] == [4]
-    assert len(harness.cluster.requests_of(ApiKey.ADD_PARTITIONS_TO_TXN)) == 1
-    harness.cluster.requests.clear()
+    assert bool(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) == is_known_at_the_end
+    levels["transaction.version"] = 2
     harness.commit(b"c")
-    assert harness.calls() == [ApiKey.PRODUCE, ApiKey.END_TXN]
-    assert [exchange.version for exchange in harness.cluster.requests_of(ApiKey.END_TXN)] == [5]
+    harness.cluster.transactions.marker_delay_ms = 0
     harness.commit(b"d")
-    assert harness.committed() == [b"a", b"b", b"c", b"d"]
-    assert harness.stored()[-1] == (1, 0)
+    assert harness.committed() == ([b"a", b"b", b"c", b"d"] if is_committed else [b"a", b"c", b"d"])
+    used: dict[tuple[int, int], set[int]] = {}
+    for exchange in harness.cluster.requests_of(ApiKey.END_TXN):
+        epoch = int(exchange.request.producer_id), int(exchange.request.producer_epoch)
+        used.setdefault(epoch, set()).add(exchange.version)
+    assert sorted(map(tuple, used.values())) == ([(4,), (5,), (5,)] if is_known_at_the_end else [(4,), (5,)])
 
 
 # ---- the states in which it may be called ----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError
+from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
 from spark_kafka_sink.producer.transaction_content import CurrentTransaction
 from spark_kafka_sink.producer.transactions import (
     JoinedSends,
@@ -16,11 +17,12 @@ from spark_kafka_sink.producer.transactions import (
 )
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 3)
+FIRST, SECOND = ProducerIdAndEpoch(7, 0), ProducerIdAndEpoch(7, 1)
 
 
 def begun(version: int) -> CurrentTransaction:
     content = CurrentTransaction()
-    content.begin(version)
+    content.begin(version, FIRST)
     return content
 
 
@@ -87,7 +89,7 @@ def test_next_transaction_begins_empty(version: int) -> None:
     content.forget()
     assert content.is_empty
     assert A not in content
-    content.begin(1)
+    content.begin(1, FIRST)
     content.add(B)
     assert content.ask_for_new() == {B}
 
@@ -98,11 +100,22 @@ def test_next_transaction_begins_empty(version: int) -> None:
 def test_only_version_1_with_gap_needs_next_epoch(version: int, is_resumed: bool, needs_next_epoch: bool) -> None:
     content = begun(version)
     content.is_resumed = is_resumed
-    assert not content.needs_next_epoch
+    assert not content.needs_next_epoch(version)
     content.has_gap = True
-    assert content.needs_next_epoch is needs_next_epoch
+    assert content.needs_next_epoch(version) is needs_next_epoch
     content.forget()
-    assert not content.needs_next_epoch
+    assert not content.needs_next_epoch(version)
+
+
+def test_version_2_begins_only_in_an_epoch_without_version_1() -> None:
+    content = begun(1)
+    assert content.needs_next_epoch(2)
+    content.begin(2, FIRST)
+    assert content.version == 1
+    assert content.needs_next_epoch(2)
+    content.begin(2, SECOND)
+    assert content.version == 2
+    assert not content.needs_next_epoch(2)
 
 
 @pytest.mark.parametrize("is_empty", [True, False])

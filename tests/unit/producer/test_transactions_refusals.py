@@ -198,10 +198,7 @@ def test_timeout_above_the_brokers_limit_is_fatal_with_the_remedy(version: int) 
             KafkaError,
             f"group {GROUP}, .*__consumer_offsets",
         ),
-        (1, ApiKey.ADD_PARTITIONS_TO_TXN, ErrorCode.invalid_producer_id_mapping, InvalidPidMappingError, f"{TOPIC}-0"),
-        (1, ApiKey.ADD_OFFSETS_TO_TXN, ErrorCode.invalid_producer_id_mapping, InvalidPidMappingError, GROUP),
         (2, ApiKey.END_TXN, ErrorCode.transaction_abortable, KafkaError, ID),
-        (1, ApiKey.END_TXN, ErrorCode.invalid_producer_id_mapping, InvalidPidMappingError, ID),
     ],
 )
 def test_abortable_error_is_named_and_aborted(
@@ -233,17 +230,45 @@ def test_refused_abort_is_fatal() -> None:
     assert harness.producer.has_failed
 
 
-def test_abort_after_forgotten_producer_takes_another_id() -> None:
-    """Bug: the end was refused like the offsets, and the producer could not go on."""
-    harness = TransactionHarness(2).started()
+@both_versions
+def test_producer_with_a_forgotten_id_can_do_no_more(version: int) -> None:
+    """As Java's since 4.0 (KAFKA-18019). Bug: a fenced producer took another id once the coordinator had forgotten all,
+    and wrote again what the newer producer had written.
+    """
+    harness = TransactionHarness(version).started()
     del harness.cluster.transactions.transactions[ID]
-    before = harness.manager.identity.producer
-    with pytest.raises(InvalidPidMappingError):
+    with pytest.raises(
+        InvalidPidMappingError, match=r"transactional\.id\.expiration\.ms.*Make another producer"
+    ) as forgotten:
         harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
-    harness.producer.abort_transaction()
-    assert harness.calls()[-2:] == [ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID]
-    assert harness.manager.identity.producer.producer_id != before.producer_id
-    finish(harness)
+    assert forgotten.value.fatal
+    with pytest.raises(InvalidPidMappingError):
+        harness.producer.abort_transaction()
+    assert harness.producer.has_failed
+    assert ApiKey.INIT_PRODUCER_ID not in harness.calls()
+
+
+@both_versions
+@pytest.mark.parametrize("is_fenced", [True, False])
+def test_refusal_after_a_lost_answer_does_not_call_the_commit_failed(version: int, is_fenced: bool) -> None:
+    """Bug: the error said only that the broker might have aborted the transaction. Readers saw it."""
+
+    def lost(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        answer = faults.close_after()(cluster, exchange, proceed)
+        if is_fenced:
+            cluster.transactions.init_producer_id(ID, 60_000, (-1, -1), exchange.now_ms)
+        else:
+            del cluster.transactions.transactions[ID]
+        return answer
+
+    harness = TransactionHarness(version).started()
+    harness.send(b"a", partition=0)
+    harness.settle()
+    harness.cluster.on(ApiKey.END_TXN, lost)
+    with pytest.raises(KafkaError, match="may have ended as it asked: look whether its records can be read") as refused:
+        harness.producer.commit_transaction()
+    assert refused.value.fatal
+    assert harness.committed() == [b"a"]
 
 
 def test_forgotten_resumed_transaction_is_not_aborted_by_another_id() -> None:
@@ -267,10 +292,9 @@ def test_unauthorized_group_lookup_costs_the_transaction() -> None:
     finish(harness)
 
 
-@pytest.mark.parametrize("error_code", [ErrorCode.invalid_producer_id_mapping, ErrorCode.unknown_producer_id])
-def test_version_1_unknown_producer_id_takes_another_epoch(error_code: int) -> None:
+def test_version_1_unknown_producer_id_takes_another_epoch() -> None:
     harness = TransactionHarness(1).started()
-    harness.cluster.on(ApiKey.ADD_PARTITIONS_TO_TXN, faults.fail_with(error_code))
+    harness.cluster.on(ApiKey.ADD_PARTITIONS_TO_TXN, faults.fail_with(ErrorCode.unknown_producer_id))
     harness.send(b"a", partition=0)
     with pytest.raises(KafkaError):
         harness.producer.commit_transaction()
