@@ -30,6 +30,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, StructType
 
 from spark_kafka_sink.record.arrow import marked
+from spark_kafka_sink.sink.pyspark_versions import refuse_doubled_rows
 from spark_kafka_sink.sink.running_query import context_of_thread, running_query
 from spark_kafka_sink.sink.schema import HEADERS, KEY, TEXTS, TOPIC, VALUE
 
@@ -139,8 +140,11 @@ def batch_limits(df: DataFrame, last: LastWrite | None = None, formatted: Collec
     The limits are local properties of the thread, which Spark hands to a query's tasks with the session's settings: no
     other thread's query has them. Spark Connect has no local properties, and with PYSPARK_PIN_THREAD=false threads
     share them; then Spark's own limits hold, with padding.
+
+    Raises ConfigError for a setting with which Spark would hand over what the tasks report twice.
     """
     session = df.sparkSession
+    refuse_doubled_rows(session)
     free = [name for name in (BYTES, RECORDS) if session.conf.get(name, None) is None]
     context = context_of_thread(session)
     rows = None

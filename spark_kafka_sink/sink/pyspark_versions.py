@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from spark_kafka_sink.common.errors import ConfigError
+
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     WriteTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -31,6 +33,7 @@ CALLS_WITHOUT_FORMAT: Final = (
     "writeStream.foreachBatch(sink.write_batch), writeStream.foreach(sink), sink.write(df) and"
     " df.foreachPartition(sink.write_partition), with sink = KafkaSink(options)"
 )
+_OUTPUT_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerOutputBatch"
 _INSTALL: Final = "-m pip install 'spark-kafka-sink[spark]'"
 
 
@@ -95,3 +98,15 @@ def map_in_arrow(df: DataFrame, write_task: WriteTask, schema: str) -> DataFrame
             ' work: writeStream.format("kafka_sink"), df.write.format("kafka_sink"), writeStream.foreach(sink) and'
             " df.foreachPartition(sink.write_partition)."
         ) from error
+
+
+def refuse_doubled_rows(session: SparkSession) -> None:
+    """Raise ConfigError for a setting with which Spark 4.2 hands over rows of Python functions twice: those of the
+    query, and what the tasks report.
+    """
+    most = session.conf.get(_OUTPUT_RECORDS, None)
+    if most is not None and int(most) > 0 and re.match(r"4\.2\b", session.version):
+        raise ConfigError(
+            f"{_OUTPUT_RECORDS}={most}: with this setting Spark 4.2 hands over rows of Python functions twice. Set it"
+            " to -1, or use Spark 4.3 or newer."
+        )

@@ -192,7 +192,9 @@ class ExactlyOnceTask:
         if found.state is not TransactionState.EMPTY or found.producer != batch_start.driver.producer:
             raise ProducerFencedError(
                 f"Attempt {identity.attempt} of partition {identity.partition} comes too late for batch"
-                f" {identity.batch_id}: its driver, {batch_start.driver}, has decided, given up, or been replaced."
+                f" {identity.batch_id}: its driver, {batch_start.driver}, has decided, given up, or been replaced. If"
+                " the query fails with this, another query, or a second run of this one, may have"
+                f" transactional.id.prefix={batch_start.prefix!r}: give each query and each sink its own."
             )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pyspark
 import pytest
 
-from spark_kafka_sink.sink.pyspark_versions import OLDEST, is_older, map_in_arrow
+from spark_kafka_sink.common.errors import ConfigError
+from spark_kafka_sink.sink.pyspark_versions import OLDEST, is_older, map_in_arrow, refuse_doubled_rows
 
 
 class FrameWithoutPandas:
@@ -40,3 +43,22 @@ def test_missing_pandas_is_named_with_the_calls_that_need_none() -> None:
 )
 def test_pyspark_before_3_5_is_too_old(version: str, is_refused: bool) -> None:
     assert is_older(version, OLDEST) == is_refused
+
+
+@pytest.mark.parametrize(
+    ("version", "most", "is_refused"),
+    [
+        ("4.2.0", "3", True),
+        ("4.2.1-amzn-0", "1", True),
+        ("4.2.0", "-1", False),
+        ("4.2.0", None, False),
+        ("4.3.0", "3", False),
+        ("4.20.0", "3", False),
+    ],
+)
+def test_setting_with_which_spark_doubles_rows_is_refused(version: str, most: str | None, is_refused: bool) -> None:
+    """Bug: the report counted up to twice the records that were written, and a decision would have, too."""
+    session: Any = SimpleNamespace(version=version, conf=SimpleNamespace(get=lambda name, default: most))
+    refused = pytest.raises(ConfigError, match=rf"maxRecordsPerOutputBatch={most}: .* Set it to -1")
+    with refused if is_refused else nullcontext():
+        refuse_doubled_rows(session)

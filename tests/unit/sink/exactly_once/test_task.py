@@ -163,7 +163,10 @@ def test_driver_that_is_replaced_between_two_names_is_noticed() -> None:
     bench.open = {"P/0"}
     states = iter([TransactionState.EMPTY, TransactionState.ONGOING])
     bench.describe_driver = lambda: TransactionDescription("P/driver", next(states), 1, 0, 1, None, frozenset())
-    with pytest.raises(ProducerFencedError, match=r"Attempt 0 of partition 0 comes too late for batch 4"):
+    with pytest.raises(
+        ProducerFencedError,
+        match=r"Attempt 0 of partition 0 comes too late for batch 4.*may have transactional\.id\.prefix='",
+    ):
         bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
     assert bench.made == []
 
@@ -173,7 +176,10 @@ def test_attempt_that_ends_after_the_decision_leaves_nothing_open() -> None:
     bench = Bench()
     bench.delivery.send("t", RecordColumns.from_rows([b"x"]))
     bench.found = TransactionDescription("P/driver", TransactionState.COMPLETE_COMMIT, 1, 1, 1, None, frozenset())
-    with pytest.raises(ProducerFencedError, match=r"Attempt 0 of partition 0 comes too late for batch 4"):
+    with pytest.raises(
+        ProducerFencedError,
+        match=r"Attempt 0 of partition 0 comes too late for batch 4.*may have transactional\.id\.prefix='",
+    ):
         bench.delivery.finish()
     assert len(bench.made[0].closed_with) == 1
 
