@@ -22,7 +22,7 @@ def respond(cluster: ScriptedCluster, exchange: Exchange) -> Answer:
             "api_keys": ranges(cluster, exchange.node_id),
             "throttle_time": cluster.throttle_ms,
             "finalized_features": features,
-            "finalized_features_epoch": 1 if features else -1,
+            "finalized_features_epoch": sum(cluster.finalized_features.values()) if features else -1,
         }
     )
 

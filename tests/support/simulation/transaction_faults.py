@@ -144,6 +144,14 @@ def _change_size(troubles: TransactionTroubles) -> str:
     return f"max.message.bytes={size}"
 
 
+def _upgrade(troubles: TransactionTroubles) -> str:
+    """The operator sets transaction.version to 2. Producers know it once they connect again."""
+    troubles.run.version = troubles.cluster.finalized_features["transaction.version"] = 2
+    for node_id in troubles.cluster.nodes:
+        troubles.run.harness.network.cut(node_id)
+    return "transaction.version=2, and all connections end"
+
+
 _TABLE: dict[Fault, float] = {
     _no_answer: 2,
     _late_answer: 1,
@@ -156,4 +164,5 @@ _TABLE: dict[Fault, float] = {
     _move_coordinator: 1,
     _refuse_metadata: 1,
     _change_size: 1,
+    _upgrade: 1,
 }

@@ -60,7 +60,7 @@ class TransactionRun:
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(seed)
-        self.version = rng.choice((1, 2))
+        self.version = self._first_version = rng.choice((1, 2))
         self.partitions = rng.choice((1, 2, 3))
         self.settings = _settings(rng)
         self.harness = TransactionHarness(
@@ -79,7 +79,7 @@ class TransactionRun:
 
     @property
     def timeline(self) -> str:
-        return "\n".join((f"transaction.version={self.version} {self.settings}", *self.events))
+        return "\n".join((f"transaction.version={self._first_version} {self.settings}", *self.events))
 
     def note(self, text: str) -> None:
         self.events.append(f"{self.harness.now_ms:>10} ms  {text}")
