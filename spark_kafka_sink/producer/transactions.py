@@ -408,8 +408,8 @@ class TransactionManager:
         with self._lock:
             if self.sends.has_tables and self.machine.may_become_abortable:
                 self._to_abortable(ProducerClosedError("The producer was closed while a table was being written."))
-            if self.machine.state not in {State.IN_TRANSACTION, State.ABORTABLE_ERROR}:
-                return
+            if self.machine.state not in {State.IN_TRANSACTION, State.ABORTABLE_ERROR} or self._lacks_epoch:
+                return  # without an epoch no transaction is open, and the outcome of the last one may not be known yet
             self.begin_abort()
         log.info("%s: aborting the open transaction, because the producer closes", self.transactional_id)
 

@@ -441,6 +441,20 @@ def test_abort_after_a_refused_init_retries_until_it_works(version: int) -> None
     harness.close()
 
 
+def test_producer_closes_after_a_commit_of_unknown_outcome_whose_next_epoch_is_refused() -> None:
+    """Bug: the end of the Sender raised IllegalStateError, because the caller of the commit had stopped waiting."""
+    harness = TransactionHarness(1).started()
+    harness.cluster.on(ApiKey.END_TXN, faults.close_after())
+    harness.cluster.on(ApiKey.INIT_PRODUCER_ID, faults.fail_with(TransactionAbortableError))
+    harness.send(b"v", partition=0)
+    harness.settle()
+    result = harness.manager.begin_commit()
+    harness.run_until(lambda: harness.state is State.ABORTABLE_ERROR)
+    assert result.is_done
+    harness.close()
+    assert harness.committed() == [b"v"]
+
+
 def test_finished_abort_succeeds_though_the_next_epoch_is_refused() -> None:
     harness = TransactionHarness(1).started()
     harness.cluster.on(ApiKey.PRODUCE, faults.fail_with(InvalidRecordError))
