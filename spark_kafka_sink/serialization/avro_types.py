@@ -35,8 +35,10 @@ _LOGICAL: Final[Mapping[tuple[str, str], pa.DataType]] = {
     ("long", "time-micros"): pa.time64("ns"),
     ("long", "timestamp-millis"): _INSTANT,
     ("long", "timestamp-micros"): _INSTANT,
+    ("long", "timestamp-nanos"): _INSTANT,
     ("long", "local-timestamp-millis"): pa.timestamp("us"),
     ("long", "local-timestamp-micros"): pa.timestamp("us"),
+    ("long", "local-timestamp-nanos"): pa.timestamp("us"),
 }
 
 

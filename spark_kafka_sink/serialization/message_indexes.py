@@ -21,6 +21,7 @@ _WORD: Final = re.compile(
     r"""//[^\n]* | /\*.*?\*/ | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' | (?P<word>[A-Za-z_][\w.]* | [^\s])""",
     re.VERBOSE | re.DOTALL,
 )
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/]{16,}={0,2}")
 _BEFORE_A_BLOCK: Final = frozenset({"", ";", "{", "}", "export", "local"})
 """What may stand before the word `message`; "" for the beginning of the file."""
 
@@ -71,7 +72,8 @@ def _found(proto: str, name: str | None) -> tuple[str, _Block]:
     prefix = f"{package}." if package else ""
     found = _named(blocks, prefix, name) if name is not None else next(iter(blocks), None)
     if found is None and not blocks:
-        raise SchemaError("The Protobuf schema has no message.")
+        encoded = " It is no text but a descriptor in base64: register the text." if _BASE64.fullmatch(proto) else ""
+        raise SchemaError(f"The Protobuf schema has no message.{encoded}")
     if found is None:
         known = ", ".join(block.path for block in blocks)
         raise SchemaError(f"The Protobuf schema has no message {name}. It has: {known}.")
@@ -112,7 +114,8 @@ def varint(number: int) -> bytes:
 
 
 def _words(proto: str) -> list[str]:
-    return [match["word"] for match in _WORD.finditer(proto) if match["word"] is not None]
+    text = proto.removeprefix("\ufeff")  # a byte order mark
+    return [match["word"] for match in _WORD.finditer(text) if match["word"] is not None]
 
 
 def _package(words: Sequence[str]) -> str:

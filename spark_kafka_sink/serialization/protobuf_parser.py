@@ -24,6 +24,14 @@ from spark_kafka_sink.serialization.protobuf_schema import ProtoEnum, ProtoField
 _FILE: Final = "schema.proto"
 _ERROR: Final = re.compile(rf"^.*?{re.escape(_FILE)}:(?:(\d+):(\d+): )?(?!warning)(.*)$", re.MULTILINE)
 _IMPORT: Final = re.compile(r'Import "(.+?)" was not found')
+_MAP_ENTRY: Final = re.compile(
+    r"""(?P<other>//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|\boption\s+map_entry\s*=\s*true\s*;""",
+    re.DOTALL,
+)
+"""The option; `other` is a comment or a string, in which it is none."""
+_MARKED: Final = 2**29 - 1
+"""The highest number of a field."""
+_MARK: Final = f"reserved {_MARKED};"
 _MOST_ERRORS: Final = 3
 WELL_KNOWN: Final = "google/protobuf/"
 """Imports that work: files that come with the parser."""
@@ -58,14 +66,41 @@ def _parsed(proto: str, root: str) -> ProtoSchema:
     from google.protobuf.descriptor_pool import DescriptorPool
 
     pool = DescriptorPool()
-    for file in FileDescriptorSet.FromString(descriptor_set(proto)).file:
-        pool.Add(file)
-    return _schema_of(pool.FindMessageTypeByName(root))
+    try:
+        for file in FileDescriptorSet.FromString(descriptor_set(proto)).file:
+            pool.Add(file)
+        return _schema_of(pool.FindMessageTypeByName(root))
+    except (TypeError, KeyError) as error:  # protoc takes a few texts that the runtime does not take
+        raise _NoSchemaError(one_line(str(error.args[0] if error.args else error))) from None
 
 
 @lru_cache(maxsize=64)
 def descriptor_set(proto: str) -> bytes:
-    """Return the FileDescriptorSet of a .proto file and its imports, serialized; the file itself is the last one."""
+    """Return the FileDescriptorSet of a .proto file and its imports, serialized; the file itself is the last one.
+
+    Registries that were given a descriptor print a map as the message of its entries, with the option `map_entry`,
+    which protoc does not allow in a text. So protoc reads a mark instead, and the descriptor gets the option.
+    """
+    marked = _MAP_ENTRY.sub(lambda found: found["other"] or _MARK, proto)
+    return _descriptor_set(marked) if marked == proto else _with_map_entries(_descriptor_set(marked))
+
+
+def _with_map_entries(descriptors: bytes) -> bytes:
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+    files = FileDescriptorSet.FromString(descriptors)
+    messages = list(files.file[-1].message_type)
+    while messages:
+        message = messages.pop()
+        messages += message.nested_type
+        if any(each.start == _MARKED for each in message.reserved_range):
+            del message.reserved_range[:]
+            message.options.map_entry = True
+    serialized: bytes = files.SerializeToString()
+    return serialized
+
+
+def _descriptor_set(proto: str) -> bytes:
     import grpc_tools
 
     with TemporaryDirectory(prefix="spark-kafka-sink-") as folder:

@@ -45,7 +45,7 @@ def proto_text(data_type: pa.DataType, path: str, message: str | None) -> str:
             f"{path}: the format protobuf takes a struct, not the Arrow type {data_type}. Put it into a struct, or"
             " leave the format out."
         )
-    maker = _Maker()
+    maker = _Maker(package)
     lines = list(maker.message(plain, name, path, 0))
     head = ['syntax = "proto3";', *([f"package {package};"] if package else [])]
     return "\n".join([*head, *(f'import "{file}";' for file in sorted(maker.imports)), *lines, ""])
@@ -73,6 +73,7 @@ _TYPES: Final[Mapping[Kind, Callable[[pa.DataType], str | None]]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
+    package: str
     imports: set[str] = field(default_factory=set)
 
     def message(self, data_type: pa.DataType, name: str, path: str, depth: int) -> Iterator[str]:
@@ -99,8 +100,13 @@ class _Maker:
             item, lines = self._item(list_field(plain).type, inner, f"{path}.element", depth)
             return "repeated ", item, lines
         if kind is Kind.MAP:
+            if not _NAME.fullmatch(_camel(of.name)):
+                raise SchemaError(
+                    f"{path}: Protobuf does not allow the name '{of.name}' for a map: its entry would be the message"
+                    f" '{_camel(of.name)}Entry'. Rename the field before."
+                )
             key, _ = self._item(plain.key_type, inner, f"{path}.key", depth)
-            if key in _NO_KEYS or kind_of(plain_type(plain.key_type), path) is Kind.STRUCT:
+            if key.removeprefix(".") in _NO_KEYS or kind_of(plain_type(plain.key_type), path) is Kind.STRUCT:
                 raise SchemaError(
                     f"{path}.key: keys of a map are strings, integers or booleans in Protobuf, not {plain.key_type}."
                     f" {_UNNAMED}"
@@ -126,9 +132,11 @@ class _Maker:
         if made is None:
             local = " A timestamp without a time zone is no point in time." if kind is Kind.TIMESTAMP else ""
             raise SchemaError(f"{path}: Protobuf has no type for the Arrow type {data_type}.{local} {_UNNAMED}")
-        if "." in made:
-            self.imports.add(f"{made.lower().replace('.', '/')}.proto")
-        return made, []
+        if "." not in made:
+            return made, []
+        self.imports.add(f"{made.lower().replace('.', '/')}.proto")
+        # com.google would be taken for the google of the type. Other files keep the text that registries have.
+        return f".{made}" if "google" in self.package.split(".")[1:] else made, []
 
 
 def _camel(name: str) -> str:

@@ -13,11 +13,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -182,7 +184,7 @@ def _examined(
     if not settings.auto_register_schemas:
         must_be_there = settings.use_latest_version or settings.use_schema_id is not None
         if must_be_there or column_format.schema is not None:
-            _check_schema(_look_up(client, column_format, settings, subject).schema, column_format, subject)
+            _check_schema(_look_up(client, column_format, settings, subject, address).schema, column_format, subject)
             return Examined(address)
     try:
         client.get_latest_version(subject)
@@ -208,7 +210,7 @@ def _ask(column_format: ColumnFormat, settings: RegistrySettings, subject: str) 
     for address in settings.url:
         try:
             with _client(settings, address) as client, _in_our_words(settings, address, subject, column_format):
-                return _look_up(client, column_format, settings, subject)
+                return _look_up(client, column_format, settings, subject, address)
         except RegistryError as error:
             failures.append(str(error))
     raise RegistryError(
@@ -222,6 +224,7 @@ def _look_up(
     column_format: ColumnFormat,
     settings: RegistrySettings,
     subject: str,
+    address: str,
 ) -> _Found:
     if settings.use_schema_id is not None:
         schema = client.get_schema(settings.use_schema_id, subject)
@@ -245,8 +248,34 @@ def _look_up(
     if settings.id_location == IN_HEADER and found.guid is not None:
         # Readers fetch the schema by the GUID. In the client's cache our own text, without rules, stands under it.
         client.clear_caches()  # type: ignore[no-untyped-call]
-        return _found(found.schema_id, found.guid, client.get_schema_by_guid(str(found.guid)))
-    return _found(found.schema_id, found.guid, client.get_schema(found.schema_id))
+        schema = _read_back(partial(client.get_schema_by_guid, str(found.guid)), found, settings, address)
+    else:
+        schema = _read_back(partial(client.get_schema, found.schema_id), found, settings, address)
+    return _found(found.schema_id, found.guid, schema)
+
+
+def _read_back(get: Callable[[], Schema], found: _Found, settings: RegistrySettings, address: str) -> Schema:
+    """Return the stored schema. A node of the registry that did not register it itself learns of it a little later.
+    Raises RegistryError if that takes longer than all retries.
+    """
+    from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+    pause_ms = settings.retries_wait_ms
+    for attempt in range(settings.max_retries + 1):
+        try:
+            return get()
+        except SchemaRegistryError as error:
+            if error.http_status_code != _NOT_FOUND:
+                raise
+            words = _words(error, settings)
+        if attempt < settings.max_retries:
+            SystemClock().sleep_ms(min(pause_ms, settings.retries_max_wait_ms))
+            pause_ms *= 2
+    raise _no_answer(
+        BUSY,
+        f"{address}: it has given the schema the id {found.schema_id}, and still does not have it after"
+        f" {settings.max_retries} retries: {words}. If its nodes lag behind, raise {PREFIX}max.retries.",
+    )
 
 
 def _found(schema_id: object, guid: object, schema: Schema) -> _Found:

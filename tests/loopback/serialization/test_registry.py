@@ -292,6 +292,33 @@ def test_schema_that_cannot_be_read_back_is_an_error(server: SchemaRegistryServe
         ask(server.url, id_location=location)
 
 
+NOT_YET = answering(404, {"error_code": 40403, "message": "Schema 1 not found"})
+
+
+@pytest.mark.parametrize("location", ["prefix", "header"])
+def test_new_schema_that_a_node_does_not_have_yet_is_asked_for_again(
+    server: SchemaRegistryServer, location: str
+) -> None:
+    """Bug: behind one address was another node than the one that had registered it, and the query did not start."""
+    schema_id = server.registry.put("orders-value", record("id"))
+    server.faults += [answering(200, {"id": schema_id, "guid": server.registry.by_id[schema_id].guid}), NOT_YET]
+    found = ask(server.url, id_location=location)
+    assert (found.prefix == struct.pack(">bI", 0, schema_id)) is (location == "prefix")
+
+
+def test_next_address_is_asked_if_one_never_gets_the_new_schema(server: SchemaRegistryServer) -> None:
+    with SchemaRegistryServer() as behind:
+        behind.every = NOT_YET
+        behind.faults.append(answering(200, {"id": 1}))
+        assert registered(AVRO, settings_for(behind.url, server.url), "topic", "orders").prefix
+        behind.faults.append(answering(200, {"id": 7}))
+        text = (
+            rf"{behind.url}: it has given the schema the id 7, and .* 1 retries: Schema 1 not .* raise .*max\.retries"
+        )
+        with pytest.raises(RegistryError, match=text):
+            ask(behind.url)
+
+
 @pytest.mark.parametrize("kind", ["domainRules", "encodingRules"])
 def test_rule_for_writers_is_refused_with_the_id_in_a_header(server: SchemaRegistryServer, kind: str) -> None:
     schema_id = server.registry.put("orders-value", record("id"), ruleSet={kind: [rule()]})

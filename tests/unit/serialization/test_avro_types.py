@@ -25,6 +25,8 @@ def record(**fields: object) -> str:
         ('{"type": "int", "logicalType": "time-millis"}', pa.time64("ns")),
         ('{"type": "long", "logicalType": "timestamp-millis"}', pa.timestamp("us", "UTC")),
         ('{"type": "long", "logicalType": "local-timestamp-micros"}', pa.timestamp("us")),
+        ('{"type": "long", "logicalType": "timestamp-nanos"}', pa.timestamp("us", "UTC")),
+        ('{"type": "long", "logicalType": "local-timestamp-nanos"}', pa.timestamp("us")),
         ('{"type": "long", "logicalType": "of-another-program"}', pa.int64()),
         ('{"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}', pa.decimal128(9, 2)),
         ('{"type": "fixed", "name": "f", "size": 3}', pa.binary()),

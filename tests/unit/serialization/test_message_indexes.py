@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka.schema_registry.serde import SchemaId
 
 from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.serialization.message_indexes import Message, find_message, index_bytes
+from spark_kafka_sink.serialization.message_indexes import Message, find_message, index_bytes, message_name
 
 PROTO = """
 syntax = "proto3";  // message NotThis {}
@@ -107,3 +107,14 @@ def test_message_behind_a_map_field_or_a_group_is_refused(field: str) -> None:
 def test_bytes_are_those_of_confluents_client(indexes: list[int]) -> None:
     judge = SchemaId("PROTOBUF", 7, None, indexes).id_to_bytes()
     assert b"\0\0\0\0\7" + index_bytes(indexes) == judge
+
+
+def test_byte_order_mark_does_not_hide_the_package() -> None:
+    """Bug: KeyError for a file of proto2 that begins with it and has no line for the syntax."""
+    assert message_name("\ufeffpackage p; message M {}", None) == "p.M"
+
+
+def test_descriptor_in_base64_is_said_to_be_one() -> None:
+    """Registries that keep the text as they get it have it from Confluent's client for Python."""
+    with pytest.raises(SchemaError, match="no text but a descriptor in base64: register the text"):
+        message_name("Cg9tZXRhL3Byb3RvLnByb3RvEg8K", None)

@@ -10,7 +10,7 @@ import pytest
 from support.fresh_process import run_script, without
 
 from spark_kafka_sink.common.errors import SchemaError
-from spark_kafka_sink.serialization.protobuf_parser import parse_proto
+from spark_kafka_sink.serialization.protobuf_parser import descriptor_set, parse_proto
 from spark_kafka_sink.serialization.protobuf_schema import ProtoEnum, ProtoField, ProtoMessage
 
 PROTO = """
@@ -136,3 +136,32 @@ def test_module_path_of_this_process_is_that_of_the_parser(monkeypatch: pytest.M
     """Packages of a driver may be in folders that only `sys.path` names."""
     monkeypatch.setattr(sys, "path", [*sys.path, ""])
     assert parse_proto("message OnlyHere {}", None, "value").root == "OnlyHere"
+
+
+AS_A_MAP = """syntax = "proto3"; package shop; import "google/protobuf/timestamp.proto";
+message Order { map<string, string> tags = 1; map<int32, google.protobuf.Timestamp> at = 2; string note = 3; }"""
+AS_A_MESSAGE = """syntax = "proto3"; package shop; import "google/protobuf/timestamp.proto";
+message Order {
+  repeated .shop.Order.TagsEntry tags = 1; repeated AtEntry at = 2; string note = 3; // option map_entry = true;
+  message TagsEntry { option map_entry = true; string key = 1; string value = 2; }
+  message AtEntry { option  map_entry=true ; int32 key = 1; google.protobuf.Timestamp value = 2; }
+}"""
+
+
+def test_message_of_the_entries_of_a_map_is_that_map() -> None:
+    """Bug: registries print a map so if a serializer has registered its descriptor, as Confluent's do. protoc refuses
+    the option in a text, so the schema could not be used.
+    """
+    expected, found = (parse_proto(text, "Order", "value") for text in (AS_A_MAP, AS_A_MESSAGE))
+    assert {each.name: each for each in found.messages} == {each.name: each for each in expected.messages}
+
+
+def test_map_entry_in_a_string_is_no_option() -> None:
+    text = 'syntax = "proto2"; message M { optional string s = 1 [default = "option map_entry = true;"]; }'
+    assert b"option map_entry = true;" in descriptor_set(text)
+
+
+def test_text_that_only_the_runtime_refuses_is_an_error_in_words() -> None:
+    """Bug: TypeError."""
+    with pytest.raises(SchemaError, match=r"value\.schema is no Protobuf schema that can be used: .*1Entry"):
+        parse_proto('syntax = "proto3"; message M { map<string, int64> _1 = 1; }', None, "value")

@@ -213,3 +213,27 @@ def test_type_that_is_too_deep_is_refused() -> None:
         data_type = pa.struct([("m", data_type)])
     with pytest.raises(SchemaError, match="more than 100 levels"):
         proto_text(data_type, "value", None)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (None, "google.protobuf.Timestamp"),
+        ("google.Order", "google.protobuf.Timestamp"),
+        ("shop.Order", "google.protobuf.Timestamp"),
+        ("com.google.Order", ".google.protobuf.Timestamp"),
+        ("com.google.shop.Order", ".google.protobuf.Timestamp"),
+    ],
+)
+def test_time_is_found_in_every_package(message: str | None, kind: str) -> None:
+    """Bug: in a package with google in it protoc looked for the type there, and no message could have a time."""
+    data_type = pa.struct([("at", pa.timestamp("us", "UTC"))])
+    assert f"  {kind} at = 1;" in proto_text(data_type, "value", message)
+    assert kind in (column_format(FormatSettings("value", "protobuf", None, message), data_type).schema or "")
+
+
+def test_map_whose_entry_would_have_no_name_is_refused_with_its_path() -> None:
+    """Bug: TypeError for the name that Spark gives to the first field of a tuple."""
+    data_type = pa.struct([("_1", pa.map_(pa.string(), pa.int64()))])
+    with pytest.raises(SchemaError, match=r"^value\._1: Protobuf does not allow the name '_1' for a map: .*'1Entry'"):
+        proto_text(data_type, "value", None)
