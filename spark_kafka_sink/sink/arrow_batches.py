@@ -21,12 +21,14 @@ takes 17 us for a thousand rows of 120 bytes, and 10 MB. It saves as much with 4
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql.types import BinaryType, DataType, StructType
 
 from spark_kafka_sink.record.arrow import marked
@@ -37,6 +39,8 @@ from spark_kafka_sink.sink.schema import HEADERS, KEY, TEXTS, TOPIC, VALUE
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
 
 BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -158,10 +162,24 @@ def batch_limits(df: DataFrame, last: LastWrite | None = None, formatted: Collec
     if rows is None and not session.conf.isModifiable(BYTES):
         free = []
         rows = padded_under(int(session.conf.get(RECORDS) or 0))
+    given = None if rows is None else _with_padding(df, rows, formatted)
+    if given is None:
+        given, rows = df, None
     limits = {BYTES: _MOST_BYTES} if rows is None else {BYTES: _NO_BYTES, RECORDS: rows.most}
     properties = {} if context is None else {name: str(limits[name]) for name in free if name in limits}
     with _local_properties(context, properties):
-        yield df if rows is None else padded(df, rows, formatted)
+        yield given
+
+
+def _with_padding(df: DataFrame, rows: PaddedRows, formatted: Collection[str]) -> DataFrame | None:
+    """Return `padded`; None if Spark does not take its SQL. Before 4.2 a function of the session hides one of Spark's
+    with the same name, and may have other types. And names of fields may be patterns (quotedRegexColumnNames).
+    """
+    try:
+        return padded(df, rows, formatted)
+    except AnalysisException as error:
+        log.info("The rows are not padded: %s", error)
+        return None
 
 
 def _is_cheap_to_count(df: DataFrame, last: LastWrite | None, formatted: Collection[str]) -> bool:
@@ -303,14 +321,19 @@ def _size_of(path: str, data_type: DataType) -> str:
     for leaf, leaf_type in leaves:
         if type(leaf_type).__name__ in _UNCOUNTED:
             # its text takes about as many bytes as its Arrow columns; only for a Spark that cannot count bytes
-            texts.append(f"coalesce(octet_length(CAST({leaf} AS STRING)), 0)")
+            texts.append(_octets(leaf, f"CAST({leaf} AS STRING)"))
             continue
         fixed += _fixed_bytes(leaf_type)
         if _is_text(leaf_type):
-            texts.append(f"coalesce(octet_length({leaf}), 0)")
+            texts.append(_octets(leaf, leaf))
     if not _can_add(data_type, (leaf_type for _, leaf_type in leaves)):
-        texts = [f"coalesce(octet_length(CAST({path} AS STRING)), 0)"]  # numbers count twice
+        texts = [_octets(path, f"CAST({path} AS STRING)")]  # numbers count twice
     return " + ".join([*texts, str(fixed)])
+
+
+def _octets(column: str, text: str) -> str:
+    """Return SQL for the bytes of `text`, a text of `column`: 0 for a null."""
+    return f"CASE WHEN {column} IS NULL THEN 0 ELSE octet_length({text}) END"
 
 
 _UNCOUNTED: Final = ("ArrayType", "MapType", "VariantType")
@@ -341,23 +364,33 @@ def padded(df: DataFrame, rows: PaddedRows, formatted: Collection[str] = ()) -> 
 
     The numbers are elements of an array at an index that Spark does not evaluate beforehand, so they are not in the
     code that Spark generates. Else the JVM would compile that code again after each change, which takes seconds.
+
+    No record may be lost if a function of the session hides one of Spark's and gives nulls. So conditions are CASE,
+    which nothing hides, and a row whose padding is not known is a record without padding.
     """
     names = df.columns
     # headers as text take at least as many bytes as in Arrow columns
     texts = {VALUE: VALUE, KEY: KEY, TOPIC: TOPIC, HEADERS: f"CAST({HEADERS} AS STRING)"}
     types = {name: df.schema[name].dataType for name in formatted}
     sizes = [
-        _size_of(name, types[name]) if name in types else f"coalesce(octet_length({text}), 0)"
+        _size_of(name, types[name]) if name in types else _octets(name, text)
         for name, text in texts.items()
         if name in names
     ]
-    row_bytes, most = (f"array({rows.row_bytes}, {rows.most})[spark_partition_id() & 0 | {place}]" for place in (0, 1))
-    padding = f"CAST(least(({' + '.join(sizes)}) DIV {row_bytes}, {most}) AS INT) AS {_PADDING}"
+    number = "spark_partition_id()"
+    row_bytes, most = (
+        f"CASE WHEN {number} >= 0 THEN array({rows.row_bytes}, {rows.most})[{number} & 0 | {place}] END"
+        for place in (0, 1)
+    )
+    padding = f"({' + '.join(sizes)}) DIV {row_bytes} AS {_PADDING}"
+    count = f"CASE WHEN {_PADDING} < {most} THEN CAST({_PADDING} AS INT) ELSE {most} END"
     # most rows have no padding: a constant array
-    marks = f"if({_PADDING} = 0, array(true), concat(array(true), array_repeat(false, {_PADDING})))"
-    contents = [f"if({IS_RECORD}, `{name}`, NULL) AS `{name}`" for name in names]
+    marks = f"CASE WHEN {_PADDING} > 0 THEN array(true) || array_repeat(false, {count}) ELSE array(true) END"
+    is_record = f"{IS_RECORD} IS NOT FALSE"
+    contents = [f"CASE WHEN {is_record} THEN `{name}` END AS `{name}`" for name in names]
     sized = df.selectExpr("*", padding)
-    return sized.selectExpr(*names, f"explode({marks}) AS {IS_RECORD}").selectExpr(*contents, IS_RECORD)
+    marked_rows = sized.selectExpr(*names, f"explode_outer({marks}) AS {IS_RECORD}")
+    return marked_rows.selectExpr(*contents, f"{is_record} AS {IS_RECORD}")
 
 
 def without_padding(batch: pa.RecordBatch) -> pa.RecordBatch:

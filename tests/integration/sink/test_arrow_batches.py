@@ -339,6 +339,41 @@ def test_rows_of_stream_without_python_functions_are_counted(
     assert seen == [is_counted] * 3
 
 
+@pytest.mark.parametrize("returned", ["double", "string", "boolean", "array<boolean>", "int"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "least",
+        "array",
+        "array_repeat",
+        "concat",
+        "if",
+        "coalesce",
+        "octet_length",
+        "explode_outer",
+        "spark_partition_id",
+    ],
+)
+def test_function_of_the_user_with_a_name_of_spark_loses_no_record(
+    spark: SparkSession, name: str, returned: str
+) -> None:
+    """Bug: before Spark 4.2, or with sessionOrder=first, a `least` that gave null lost all rows, without an error.
+    Others failed the write with an error of Spark about SQL that the user had not written.
+    """
+    session = spark.newSession()
+    session.conf.set("spark.sql.functionResolution.sessionOrder", "first")
+    session.udf.register(name, lambda *_: None, returned)
+    df = session.range(0, 300, 1, 2).selectExpr("CAST(id AS STRING) AS key", "rpad('x', 2000, 'y') AS value")
+    assert sum(records for _, records, _ in batches(df)) == 300
+
+
+def test_names_of_fields_that_are_patterns_do_not_fail_the_write(spark: SparkSession) -> None:
+    """Bug: [WRONG_NUM_ARGS] of octet_length."""
+    df = values(spark.newSession(), 300, "named_struct('b.c', 'x')")
+    df.sparkSession.conf.set("spark.sql.parser.quotedRegexColumnNames", "true")
+    assert sum(records for _, records, _ in batches(df, formatted=("value",))) == 300
+
+
 def test_no_setting_remains_or_reaches_other_threads(spark: SparkSession) -> None:
     context = spark.sparkContext
     context.setLocalProperty(RECORDS, "5")
