@@ -28,7 +28,7 @@ _MAP_ENTRY: Final = re.compile(
     r"""(?P<other>//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|\boption\s+map_entry\s*=\s*true\s*;""",
     re.DOTALL,
 )
-"""The option; `other` is a comment or a string, in which it is none."""
+"""The option. `other` matches comments and strings, which may contain the same words."""
 _MARKED: Final = 2**29 - 1
 """The highest number of a field."""
 _MARK: Final = f"reserved {_MARKED};"

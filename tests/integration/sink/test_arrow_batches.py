@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import udtf
 from support.pyspark_capabilities import BYTE_LIMIT
 
+from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.sink.arrow_batches import (
     BYTES,
     IS_RECORD,
@@ -365,6 +366,17 @@ def test_function_of_the_user_with_a_name_of_spark_loses_no_record(
     session.udf.register(name, lambda *_: None, returned)
     df = session.range(0, 300, 1, 2).selectExpr("CAST(id AS STRING) AS key", "rpad('x', 2000, 'y') AS value")
     assert sum(records for _, records, _ in batches(df)) == 300
+
+
+def test_setting_with_which_spark_doubles_rows_fails_the_write(spark: SparkSession) -> None:
+    """Bug: Spark 4.2 handed over the tasks' reports twice, so a report counted 200 records of 100."""
+    df = values(spark.newSession(), 300, "'x'")
+    df.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerOutputBatch", "2")
+    if spark.version.startswith("4.2."):
+        with pytest.raises(ConfigError, match="maxRecordsPerOutputBatch=2"), batch_limits(df):
+            pass
+    else:
+        assert sum(records for _, records, _ in batches(df)) == 300
 
 
 def test_names_of_fields_that_are_patterns_do_not_fail_the_write(spark: SparkSession) -> None:
