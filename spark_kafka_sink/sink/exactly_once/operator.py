@@ -100,11 +100,14 @@ class Operator:
 
     def abort(self, prefix: str) -> None:
         """Abort undecided transactions, and name them. Raises IllegalStateError if a decided batch is not committed
-        yet.
+        yet, or may be decided in another topic.
         """
         cluster = self._used(prefix)
         self._fenced(prefix)  # else the read waits for a decision that a dead driver has left open
-        _check_finished(cluster.last_decision(), prefix)
+        last = cluster.last_decision()
+        if last is None:
+            self._refuse_decided_elsewhere(prefix, cluster.place.topic)
+        _check_finished(last, prefix)
         undecided = self._ongoing(prefix)
         left = self._settle(prefix)
         if aborted := [name for name in undecided if name not in left]:
@@ -301,6 +304,24 @@ class Operator:
                     " open: nothing was committed or aborted. If its query has another decision.topic, name that with"
                     " --decision-topic: they may be decided there. Else abort ends what is not decided."
                 )
+
+    def _refuse_decided_elsewhere(self, prefix: str, topic: str) -> None:
+        """Raise IllegalStateError if transactions of tasks are open, and earlier ones had their decisions in another
+        topic.
+        """
+        left = self._open_tasks(prefix)
+        timer = self._client.timer(self._config.producer.max_block_ms)
+        others = sorted(
+            other
+            for other in (self._marked_topics(prefix) - {topic} if left else ())
+            if self._client.creation.count(other, timer)
+        )
+        if others:
+            raise IllegalStateError(
+                f"No decision of {prefix} is in {topic}, and {len(left)} of its transactions are open. They may be"
+                f" decided in {others[0]}, where earlier ones were, so nothing was aborted. Name that topic:"
+                f" {operator_command('abort', prefix, others[0])}"
+            )
 
     def _settle(self, prefix: str) -> list[str]:
         """Commit what is decided, abort the rest. Return what could not be ended."""

@@ -247,6 +247,8 @@ class ExactlyOnceDriver:
         found = self._cluster.describe([self._name])[self._name]
         if found is None or self._end_markers.is_deciding(found):
             return
+        if not self._cluster.knows_prefix:  # `begin` takes a known prefix for a topic that was checked
+            self._cluster.check_topic()
         last = self._cluster.last_records().decision
         if last is not None:
             driver = OpenTransaction.of(self._name, found.producer, 2)
@@ -408,17 +410,8 @@ class ExactlyOnceDriver:
                 f"{driver}: {ProducerFencedError.sentence} It finishes batch {decision.batch_id}, or has done so."
             )
         if lost:
-            raise TransactionLostError(
-                f"Batch {decision.batch_id} of transactional.id.prefix={self.prefix!r} was decided, and"
-                f" {len(lost)} of its {len(decision.tasks)} transactions are gone: rows are missing in Kafka,"
-                f" {sum(task.rows for task in lost)} of {decision.rows} ("
-                + "; ".join(f"partition {task.partition}: {task.rows} rows in {task.transaction}" for task in lost[:20])
-                + "). They timed out between decision and commit; or an operator or a late task aborted them; or their"
-                " markers expired in a stop longer than offsets.retention.minutes. Write the missing rows by hand from"
-                " the batch's input, then let the query go on:"
-                f" {operator_command('accept', self.prefix, self._cluster.place.topic)}. A longer"
-                " kafka.transaction.timeout.ms makes this rarer."
-            )
+            markers = [found.get(task.transaction.transactional_id) for task in lost]
+            raise _lost(decision, lost, markers, self.prefix, self._cluster.place.topic)
 
     def _verify(self, driver: OpenTransaction, decision: Decision) -> Descriptions:
         """Check that every transaction is as its task left it, and young enough. Return them. Called while the decision
@@ -550,6 +543,23 @@ def goes_on(held: ProducerIdAndEpoch | None, driver: OpenTransaction) -> bool:
     False if its coordinator has forgotten the id, and has given another producer id: another driver may have decided.
     """
     return held is not None and held.producer_id == driver.producer_id
+
+
+def _lost(
+    decision: Decision, lost: Sequence[TaskTransaction], markers: Sequence[object], prefix: str, topic: str
+) -> TransactionLostError:
+    """`markers`: for each of `lost`. Without one it is not known whether the transaction was committed."""
+    may_be = "may be" if None in markers else "are"
+    return TransactionLostError(
+        f"Batch {decision.batch_id} of transactional.id.prefix={prefix!r} was decided, and {len(lost)} of its"
+        f" {len(decision.tasks)} transactions are gone: rows {may_be} missing in Kafka,"
+        f" {sum(task.rows for task in lost)} of {decision.rows} ("
+        + "; ".join(f"partition {task.partition}: {task.rows} rows in {task.transaction}" for task in lost[:20])
+        + "). They timed out between decision and commit; or an operator or a late task aborted them; or their markers"
+        " expired in a stop longer than offsets.retention.minutes, or were deleted with the consumer groups of their"
+        " ids. Compare the topics with the batch's input, write by hand what is missing, then let the query go on:"
+        f" {operator_command('accept', prefix, topic)}. A longer kafka.transaction.timeout.ms makes this rarer."
+    )
 
 
 def _check_left_open(

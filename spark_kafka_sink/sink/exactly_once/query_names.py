@@ -100,18 +100,45 @@ def check_name(
             if _is_the_same(cluster.decision_of(other), batch) and not is_of_this_run(other):
                 raise _written_already(batch_start, batch, other)
         began = batch.batch_id if later else _beginning(batch_start, batch.batch_id, names.get(batch_start.prefix))
-        if names.get(batch_start.prefix) != began:
+        ended = _ended_names(cluster, batch_start, batch, names, is_of_this_run)
+        if names.get(batch_start.prefix) != began or ended:
             # No sink of this run comes back to an earlier name, also if it had no rows since its last decision.
             beside = {other: max(first, began) for other, first in names.items() if is_of_this_run(other)}
-            cluster.write_query_names(batch.query_id, QueryNames({**names, **beside, batch_start.prefix: began}))
+            kept = {other: first for other, first in names.items() if other not in ended}
+            cluster.write_query_names(batch.query_id, QueryNames({**kept, **beside, batch_start.prefix: began}))
     return True
+
+
+def _ended_names(
+    cluster: NamesCluster,
+    batch_start: BatchStart,
+    batch: QueryBatch,
+    names: Mapping[str, int],
+    is_of_this_run: Callable[[str], bool],
+) -> list[str]:
+    """Return the names under which an earlier run began with this batch and has not written it. They are taken out of
+    the record: else it would seem that the query began under both at the same batch, as two sinks of a foreachBatch do,
+    and what it now writes would not count under the other name.
+    """
+    return [
+        other
+        for other, first in names.items()
+        if first == batch.batch_id
+        and other != batch_start.prefix
+        and not is_of_this_run(other)
+        and not _has(cluster.decision_of(other), batch)
+    ]
 
 
 def _is_the_same(decided: Decision | None, batch: QueryBatch) -> bool:
     """Return whether the decision, or one before it, is on the same rows. A sink of another topic has others."""
-    if decided is None or decided.query_id != batch.query_id or decided.batch_id < batch.batch_id:
+    if decided is None or not _has(decided, batch):
         return False
     return None in {decided.topic, batch.topic} or decided.topic == batch.topic
+
+
+def _has(decided: Decision | None, batch: QueryBatch) -> bool:
+    return decided is not None and decided.query_id == batch.query_id and decided.batch_id >= batch.batch_id
 
 
 def _later_names(batch_start: BatchStart, names: Mapping[str, int]) -> list[str]:

@@ -1113,3 +1113,23 @@ def test_blanks_around_a_prefix_do_not_count(monkeypatch: pytest.MonkeyPatch) ->
     arguments = ["finish", "--prefix", f" {PREFIX} ", "--yes", "--bootstrap-servers", "h:9092"]
     assert main(arguments, io.StringIO()) == 0
     assert sorted(bench.values()) == ["row 0.0", "row 0.1"]
+
+
+@pytest.mark.parametrize("version", [2, 1])
+def test_abort_in_another_topic_leaves_a_decided_batch(version: int) -> None:
+    """Bug: without --decision-topic, `abort` found no decision and aborted a batch that was decided."""
+    bench = OperatorBench(version)
+    bench.move_to("own")
+    bench.driver.commit(bench.batch(0))
+    bench.decide(1)
+    bench.cluster.create_topic(CONFIG.decision_topic, 16, configs={"cleanup.policy": "compact"})
+    text = "2 of its transactions are open. They may be decided in own, where earlier ones were, so nothing was aborted"
+    with pytest.raises(IllegalStateError, match=text) as refused:
+        bench.operator.abort(PREFIX)
+    assert "transactions abort --prefix=orders --decision-topic=own" in str(refused.value)
+    bench.operator_of("own").finish(PREFIX)
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1", "row 1.0", "row 1.1"]
+    bench.batch(2)
+    bench.operator_of("own").abort(PREFIX)
+    bench.operator.abort(PREFIX)  # nothing is open
+    assert sorted(bench.values()) == ["row 0.0", "row 0.1", "row 1.0", "row 1.1"]

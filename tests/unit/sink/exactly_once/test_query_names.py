@@ -79,6 +79,21 @@ def test_query_stopped_between_two_batches_goes_back_to_a_prefix(bench: SessionB
     assert bench.values() == [f"row {batch_id}" for batch_id in range(5)]
 
 
+def test_batch_that_failed_under_the_earlier_prefix_is_refused_there_after_the_later_one(bench: SessionBench) -> None:
+    """Bug: the query seemed to have begun under both prefixes with this batch, as two sinks of a foreachBatch do. So it
+    wrote the batch again under the earlier one.
+    """
+    bench.run(0, prefix="P")
+    adopt(bench, "Q")
+    bench.run(1, "run 2", prefix="Q")
+    with pytest.raises(RuntimeError, match="a task died"):
+        session("P").run(CONFIG, StreamBatch("q", "run 3", 2), died)
+    bench.run(2, "run 4", prefix="Q")
+    with pytest.raises(IllegalStateError, match=r"Batch 2 of query q was written under .*='Q'"):
+        bench.run(2, "run 5", prefix="P")
+    assert bench.values() == ["row 0", "row 1", "row 2"]
+
+
 def test_new_prefix_does_not_write_batch_0_again(bench: SessionBench) -> None:
     """Bug: batch 0 needs no `adopt`, so a query whose prefix was changed wrote it twice."""
     bench.run(0, prefix="P")

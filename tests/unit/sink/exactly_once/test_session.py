@@ -30,6 +30,7 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.versions import ApiKey
+from spark_kafka_sink.sink.exactly_once import cluster as cluster_module
 from spark_kafka_sink.sink.exactly_once import session as session_module
 from spark_kafka_sink.sink.exactly_once.cluster import KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once.messages import (
@@ -488,6 +489,19 @@ def test_log_of_undecided_batch_says_what_ends_it(
 
 def failing_tasks(*_: object) -> list[TaskOutcome]:
     raise IndexError("of the tasks")
+
+
+def test_policy_that_deletes_decisions_is_refused_at_each_start(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: the look at the last decision's owner made the prefix known, so only its first start checked the topic."""
+    bench.run(0)
+    monkeypatch.setattr(session_module, "_SESSIONS", {})
+    cluster_module._KNOWN.clear()  # as in a new process
+    bench.cluster.topics[CONFIG.decision_topic].configs["cleanup.policy"] = "compact,delete"
+    with pytest.raises(IllegalStateError, match=r"has cleanup\.policy=compact,delete"):
+        bench.run(1, "run 2")
+    assert bench.values() == ["row 0"]
 
 
 def test_missing_decision_topic_is_an_error_and_closes_client(
