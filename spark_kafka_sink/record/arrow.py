@@ -48,9 +48,10 @@ def combine(array: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
         raise SchemaError(f"The column '{name}' is a {type(array).__name__}; it must be an Arrow array.")
     if array.num_chunks == 1:
         return array.chunk(0)
-    if is_bytes_like(array.type) and pat.is_dictionary(array.type):
-        # Arrow unites dictionaries only if none has a null and the indices have room for all entries.
-        array = pa.chunked_array([as_binary(chunk, name) for chunk in array.iterchunks()], BINARY)
+    if is_bytes_like(array.type):
+        # Arrow unites dictionaries only if none has a null and the indices have room for all entries. And it joins
+        # chunks without a look at their offsets.
+        array = pa.chunked_array([checked(as_binary(chunk, name), name) for chunk in array.iterchunks()], BINARY)
     try:
         combined = array.combine_chunks()
     except pa.ArrowInvalid as error:
@@ -84,7 +85,8 @@ def _is_view(data_type: pa.DataType) -> bool:
 def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
     """Return `array` as `binary` (strings as UTF-8), with its nulls.
 
-    Raises SchemaError for another type, SerializationError above 2 GiB.
+    Raises SchemaError for another type, SerializationError above 2 GiB and if views, large offsets or a dictionary
+    are damaged. Offsets of 32 bits are not checked here: the kernel does it.
     """
     data_type = array.type
     if data_type == BINARY:
@@ -95,11 +97,11 @@ def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
         return _decoded(as_binary(array.dictionary, name), array.indices, name)
     try:
         if _is_view(data_type):
+            array = checked(array.cast(pa.binary_view()), name)
             if len(array):
                 _check_views(array, name)
-            array = array.cast(pa.binary_view())
         elif len(array) and (pat.is_large_string(data_type) or pat.is_large_binary(data_type)):
-            array = _within_32_bits(array, name)
+            array = _within_32_bits(checked(array.cast(pa.large_binary()), name), name)
         elif pat.is_fixed_size_binary(data_type):
             array = _from_first_row(array)
         return array.cast(BINARY)
@@ -107,10 +109,32 @@ def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
         raise too_large(name) from error
 
 
+def checked(array: pa.Array, name: str) -> pa.Array:
+    """Return a binary array of any layout if its offsets, or its views, lie within its buffers. Arrow's functions do
+    not look: they would read other memory of the process, or end it. Raises SerializationError.
+    """
+    try:
+        array.validate(full=True)
+    except (pa.ArrowInvalid, pa.ArrowIndexError) as error:
+        raise damaged(name, error) from error
+    return array
+
+
+def damaged(name: str, error: object) -> SerializationError:
+    return SerializationError(
+        f"The column '{name}' is damaged where its values are found: {error}. Correct it where it is made, or read it"
+        " again; pyarrow's validate(full=True) says whether a table is whole."
+    )
+
+
 def _decoded(dictionary: pa.BinaryArray, indices: pa.Array, name: str) -> pa.BinaryArray:
-    if _size_of_entries(dictionary, indices) > MAX_COLUMN_BYTES:
-        raise too_large(name)
-    return dictionary.take(indices)
+    checked(dictionary, name)
+    try:
+        if _size_of_entries(dictionary, indices) > MAX_COLUMN_BYTES:
+            raise too_large(name)
+        return dictionary.take(indices)
+    except pa.ArrowIndexError as error:
+        raise damaged(name, error) from error
 
 
 def _size_of_entries(dictionary: pa.BinaryArray, indices: pa.Array) -> int:
@@ -138,7 +162,7 @@ def _from_first_row(array: pa.FixedSizeBinaryArray) -> pa.FixedSizeBinaryArray:
     bits from there. And in pyarrow 14 and 15 it crashes for a slice without nulls.
     """
     width, data = array.type.byte_width, array.buffers()[1]
-    if array.offset and array.null_count == 0 and data is not None:
+    if array.offset and len(array) and array.null_count == 0 and data is not None:
         return pa.Array.from_buffers(array.type, len(array), [None, data.slice(array.offset * width)])
     ends_at = (array.offset + len(array)) * width
     return array if ends_at <= MAX_COLUMN_BYTES else array.take(index_array(np.arange(len(array))))

@@ -19,6 +19,7 @@ from spark_kafka_sink.common.errors import SchemaError
 from spark_kafka_sink.record.arrow import (
     as_binary,
     binary_array,
+    checked,
     combine,
     index_array,
     int_array,
@@ -83,8 +84,14 @@ class RecordColumns:
         return self._map(lambda column: column.slice(offset, length))
 
     def take(self, order: Any) -> RecordColumns:
-        """Return the rows at `order` (a numpy or Arrow array of integers), in that order. One copy of each column."""
+        """Return the rows at `order` (a numpy or Arrow array of integers), in that order. One copy of each column.
+        Raises SerializationError for a damaged one.
+        """
         indices = order if isinstance(order, pa.Array) else index_array(order.astype(np.int64, copy=False))
+        for name in ("value", "key"):
+            column = getattr(self, name)
+            if column is not None:
+                checked(column, name)
         return self._map(lambda column: column.take(indices))
 
     def with_header(self, header: Header) -> RecordColumns:

@@ -25,6 +25,8 @@ from spark_kafka_sink.record.arrow import (
     binary_scalar,
     bool_values,
     byte_lengths,
+    checked,
+    damaged,
     data_bytes,
     index_array,
     int_values,
@@ -86,7 +88,11 @@ def normalise_headers(array: pa.Array) -> pa.Array:
         if structs.null_count == 0 and structs.field(0).null_count == 0:
             bounds = _list_bounds(array)
             first, last = int(bounds[0]), int(bounds[-1])
-            _check_names(structs.flatten()[0].slice(first, last - first), bounds[1:] - first)
+            _check_lists(array, bounds[1:] - bounds[:-1])
+            names, values = (column.slice(first, last - first) for column in structs.flatten())
+            checked(names.cast(BINARY), "headers.key")
+            checked(values, "headers.value")
+            _check_names(names, bounds[1:] - first)
             return array
     if not is_list_of_headers(data_type):
         raise SchemaError(
@@ -111,12 +117,26 @@ def _as_headers(array: pa.Array) -> pa.Array:
     ends = np.cumsum(counts)
     if len(ends) and int(ends[-1]) > np.iinfo(np.int32).max:
         raise SerializationError(_TOO_MANY)
+    _check_lists(array, counts)
     keys, values = array.flatten().flatten()
-    children = [as_binary(keys, "headers.key"), as_binary(values, "headers.value")]
+    children = [checked(as_binary(keys, "headers.key"), "headers.key")]
+    children.append(checked(as_binary(values, "headers.value"), "headers.value"))
     offsets = np.zeros(len(counts) + 1, np.int32)
     offsets[1:] = ends
     structs = pa.StructArray.from_arrays(children, ["key", "value"])
     return pa.ListArray.from_arrays(index_array(offsets), structs)
+
+
+def _check_lists(array: pa.Array, counts: Int64Array) -> None:
+    """Raise SerializationError if the lists, which have `counts` headers, do not lie one after the other within the
+    headers.
+    """
+    try:
+        array.validate()  # the first and the last bound
+    except (pa.ArrowInvalid, pa.ArrowIndexError) as error:
+        raise damaged("headers", error) from error
+    if len(counts) and int(counts.min()) < 0:
+        raise damaged("headers", f"row {int(counts.argmin())} has {int(counts.min())} headers")
 
 
 def _check_names(names: pa.BinaryArray, ends: Int64Array) -> None:

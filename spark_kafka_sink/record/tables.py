@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from spark_kafka_sink.common.errors import SchemaError, SerializationError
-from spark_kafka_sink.record.arrow import BINARY, as_binary, is_bytes_like, value_size
+from spark_kafka_sink.record.arrow import BINARY, as_binary, checked, is_bytes_like, value_size
 from spark_kafka_sink.record.columns import RecordColumns, by_topic, epoch_ms
 from spark_kafka_sink.record.headers import headers_size, is_list_of_headers
 
@@ -213,7 +213,8 @@ class TablePart:
             yield self._topic, columns
             return
         null_text = f"A topic of {self._of(TOPIC)} is null: filter such rows, or give one topic for all by topic='…'."
-        yield from by_topic(columns, as_binary(self._columns[TOPIC], self._names[TOPIC]), null_text)
+        name = self._names[TOPIC]
+        yield from by_topic(columns, checked(as_binary(self._columns[TOPIC], name), name), null_text)
 
     @contextmanager
     def located(self) -> Iterator[None]:
@@ -304,6 +305,10 @@ def _reader_of(data: object) -> Any:
     """Return a RecordBatchReader of the data, from which nothing is read yet."""
     if isinstance(data, pa.RecordBatchReader):
         return data  # through its own stream in C, an error or Ctrl-C of a Python generator would lose its class
+    if isinstance(data, pa.Table):
+        return data.to_reader()  # through C, a buffer ends where the last offset says: the kernel could not check it
+    if isinstance(data, pa.RecordBatch):
+        return pa.RecordBatchReader.from_batches(data.schema, [data])
     try:
         if hasattr(data, "__arrow_c_stream__"):
             return _imported_stream(data)
@@ -455,5 +460,6 @@ def _plain(column: pa.Array) -> pa.Array:
     if pat.is_null(column.type):
         return pa.nulls(len(column), BINARY)
     if pat.is_dictionary(column.type) and column.type.value_type != BINARY:
-        column = pa.DictionaryArray.from_arrays(column.indices, as_binary(column.dictionary, "dictionary"))
+        dictionary = checked(as_binary(column.dictionary, "dictionary"), "dictionary")
+        column = pa.DictionaryArray.from_arrays(column.indices, dictionary, safe=False)  # `as_binary` checks indices
     return column

@@ -356,6 +356,12 @@ def test_headers_above_32_bit_offsets_are_refused_by_name() -> None:
         RecordColumns(pa.array([b"v"]), headers=column)
 
 
+def test_empty_slice_of_fixed_size_values_is_read() -> None:
+    """Bug: a slice at the end of a column without values was an ArrowIndexError of pyarrow."""
+    column = pa.Array.from_buffers(pa.binary(4), 0, [None, pa.py_buffer(b"")], offset=1)
+    assert RecordColumns(column).num_rows == 0
+
+
 def test_headers_of_no_rows_need_no_offsets() -> None:
     """Other Arrow libraries make empty lists like this."""
     final = RecordColumns(pa.array([b"v"]), headers=pa.array([[]], HEADER_TYPE)).headers.type
