@@ -32,7 +32,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.types import BinaryType, DataType, StructType
 
 from spark_kafka_sink.record.arrow import marked
-from spark_kafka_sink.sink.pyspark_versions import refuse_doubled_rows
+from spark_kafka_sink.sink.pyspark_versions import OUTPUT_RECORDS, refuse_doubled_rows
 from spark_kafka_sink.sink.running_query import context_of_thread, running_query
 from spark_kafka_sink.sink.schema import HEADERS, KEY, TEXTS, TOPIC, VALUE
 
@@ -148,7 +148,7 @@ def batch_limits(df: DataFrame, last: LastWrite | None = None, formatted: Collec
     Raises ConfigError for a setting with which Spark would hand over what the tasks report twice.
     """
     session = df.sparkSession
-    refuse_doubled_rows(session)
+    refuse_doubled_rows(session.version, session.conf.get(OUTPUT_RECORDS, None))
     free = [name for name in (BYTES, RECORDS) if session.conf.get(name, None) is None]
     context = context_of_thread(session)
     rows = None

@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from spark_kafka_sink.sink.pyspark_versions import has_arrow_writer, no_data_sources
+from spark_kafka_sink.sink.pyspark_versions import has_arrow_writer, no_data_sources, refuse_doubled_rows_in_task
 
 try:
     from pyspark.sql.datasource import DataSource, WriterCommitMessage
@@ -444,6 +444,7 @@ class _Writer(ABC):
         """Write the rows of a task: Arrow batches, or Rows of a stream in PySpark 4.0. Returns once every row is
         acknowledged. Raises KafkaError if one is not, SchemaError for a row that cannot be written.
         """
+        refuse_doubled_rows_in_task()
         watch = Stopwatch(SystemClock())
         task = None
         if self._batch_start is not None:

@@ -38,7 +38,7 @@ from spark_kafka_sink.sink.exactly_once.session import (
 from spark_kafka_sink.sink.exactly_once.task import write_in_transaction
 from spark_kafka_sink.sink.options import SinkConfig
 from spark_kafka_sink.sink.producer_pool import process_pool
-from spark_kafka_sink.sink.pyspark_versions import map_in_arrow
+from spark_kafka_sink.sink.pyspark_versions import map_in_arrow, refuse_doubled_rows_in_task
 from spark_kafka_sink.sink.rows import PartitionWriter
 from spark_kafka_sink.sink.running_query import (
     cancelled_by_interrupt,
@@ -155,6 +155,7 @@ class KafkaSink:
 
     def open(self, partition_id: int, epoch_id: int) -> bool:  # noqa: ARG002 - Spark's signature
         """Called by Spark before the rows of a partition. Always True: at-least-once skips no epoch."""
+        refuse_doubled_rows_in_task()
         context = TaskContext.get()
         attempt_id = None if context is None else context.taskAttemptId()
         if self._writer is not None:

@@ -23,7 +23,7 @@ from spark_kafka_sink.common.errors import ConfigError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     WriteTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -33,7 +33,7 @@ CALLS_WITHOUT_FORMAT: Final = (
     "writeStream.foreachBatch(sink.write_batch), writeStream.foreach(sink), sink.write(df) and"
     " df.foreachPartition(sink.write_partition), with sink = KafkaSink(options)"
 )
-_OUTPUT_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerOutputBatch"
+OUTPUT_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerOutputBatch"
 _INSTALL: Final = "-m pip install 'spark-kafka-sink[spark]'"
 
 
@@ -100,13 +100,21 @@ def map_in_arrow(df: DataFrame, write_task: WriteTask, schema: str) -> DataFrame
         ) from error
 
 
-def refuse_doubled_rows(session: SparkSession) -> None:
-    """Raise ConfigError for a setting with which Spark 4.2 hands over rows of Python functions twice: those of the
-    query, and what the tasks report.
+def refuse_doubled_rows(version: str, most: str | None) -> None:
+    """Raise ConfigError if Spark of this version, with this value of OUTPUT_RECORDS, hands over rows of Python
+    functions twice: those of the query, and what the tasks of `write` report (SPARK-51769).
     """
-    most = session.conf.get(_OUTPUT_RECORDS, None)
-    if most is not None and int(most) > 0 and re.match(r"4\.2\b", session.version):
+    if most is not None and int(most) > 0 and re.match(r"4\.[12]\b", version):
         raise ConfigError(
-            f"{_OUTPUT_RECORDS}={most}: with this setting Spark 4.2 hands over rows of Python functions twice. Set it"
-            " to -1, or use Spark 4.3 or newer."
+            f"{OUTPUT_RECORDS}={most}: with this setting Spark 4.1 and 4.2 hand over rows of Python functions twice."
+            " Set it to -1, or use Spark 4.3 or newer."
         )
+
+
+def refuse_doubled_rows_in_task() -> None:
+    """Raise ConfigError as `refuse_doubled_rows` does. Spark hands the settings of a session to its tasks, except to
+    those of an RDD, such as of foreachPartition.
+    """
+    context = import_module("pyspark").TaskContext.get()
+    if context is not None:
+        refuse_doubled_rows(PYSPARK, context.getLocalProperty(OUTPUT_RECORDS))

@@ -15,6 +15,7 @@ from support.exactly_once_streams import PARTITIONS, visible_values
 from support.pyspark_capabilities import FAILURES, FORMAT
 
 from spark_kafka_sink import KafkaSink
+from spark_kafka_sink.common.errors import ConfigError
 from spark_kafka_sink.local import Admin
 
 ROWS = 2_000
@@ -93,6 +94,23 @@ def test_exactly_once_is_refused_without_a_driver(
     topic = new_topic(PARTITIONS)
     with pytest.raises(FAILURES, match="nothing on the driver"):
         CALLS[call](spark, exactly_once(kafka_broker, topic), tmp_path)
+    assert visible_values(kafka_broker.bootstrap_servers, topic) == []
+
+
+@pytest.mark.parametrize("call", [marked(call) for call in CALLS if call != "foreachPartition"])
+def test_setting_with_which_spark_doubles_rows_is_refused(
+    spark: SparkSession, kafka_broker: Admin, new_topic: Callable[..., str], tmp_path: Path, call: str
+) -> None:
+    """Bug: Spark 4.1 and 4.2 handed over rows of Python functions twice, and only `write` refused that, in 4.2."""
+    topic, session = new_topic(PARTITIONS), spark.newSession()
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerOutputBatch", "3")
+    options = {"kafka.bootstrap.servers": kafka_broker.bootstrap_servers, "topic": topic}
+    if not spark.version.startswith(("4.1.", "4.2.")):
+        CALLS[call](session, options, tmp_path)
+        assert visible_values(kafka_broker.bootstrap_servers, topic) == list(range(ROWS))
+        return
+    with pytest.raises((*FAILURES, ConfigError), match=r"maxRecordsPerOutputBatch=3: .* hand over rows .* twice"):
+        CALLS[call](session, options, tmp_path)
     assert visible_values(kafka_broker.bootstrap_servers, topic) == []
 
 

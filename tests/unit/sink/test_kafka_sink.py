@@ -230,7 +230,8 @@ def test_row_of_another_thread_is_refused() -> None:
 def test_second_open_in_a_task_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: two generators in a task that used one sink lost the rows of the first one, and the task succeeded."""
     attempt_ids = iter([1, 2, 2, 2])
-    monkeypatch.setattr(TaskContext, "get", lambda: SimpleNamespace(taskAttemptId=lambda: next(attempt_ids)))
+    context = SimpleNamespace(taskAttemptId=lambda: next(attempt_ids), getLocalProperty=lambda _: None)
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
     sink = BenchSink()
     for _ in range(2):  # the first task has failed, and its sink, in a broadcast, was not closed
         sink.open(0, 7)
