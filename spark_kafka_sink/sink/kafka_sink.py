@@ -375,7 +375,7 @@ class KafkaSink:
         with batch_limits(df, _last_writes.of(topic), self._formatted) as given:
             chosen = given
             if are_fewer:
-                chosen = with_fewer_tasks(given, df, source, _small_tasks.tasks_of_a_slot(source))
+                chosen = with_fewer_tasks(given, df, source, _small_tasks.most_tasks(source))
             try:
                 with cancelled_by_interrupt(df.sparkSession):
                     rows = _by_name(map_in_arrow(chosen, write_task, report_ddl).collect())

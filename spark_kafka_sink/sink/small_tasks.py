@@ -5,11 +5,12 @@ task that runs Python takes 10 to 20 ms of a slot even if it sends nothing, and 
 own transaction. So if the tasks of the last write were that small, each task of the next one takes the rows of several
 partitions, by `DataFrame.coalesce`, which moves no row: 200 tasks of 50 rows take a seventh of the time.
 
-Each slot still gets tasks: two, and one if those are small as well. A write of a streaming query is expected to be like
-its last one. For another write, Spark estimates the bytes, and no task gets more than a task that reads files. A guess
-may be wrong: if there are more rows than expected, or if the write fails, the next one has all its tasks again. If a
-write took longer with fewer tasks, such as one with all its rows in neighbouring partitions, then the next hundred keep
-their tasks.
+Each slot first gets two tasks. As long as the tasks are small, the next write has half as many, down to a single one:
+what a task costs before its first row is then more than what it saves by running beside others. If they take twice as
+long, the next write has twice as many. A write of a streaming query is expected to be like its last one. For another
+write, Spark estimates the bytes, and no task gets more than a task that reads files. A guess may be wrong: if there are
+more rows than expected, or if the write fails, the next one has all its tasks again. If a write took longer with fewer
+tasks, such as one with all its rows in neighbouring partitions, then the next hundred keep their tasks.
 
 With spark.dynamicAllocation.enabled=true, Spark asks for executors by the tasks that wait, so all tasks stay. They stay
 on Spark Connect too, which does not tell how many tasks run at once, with RocksDB as state store, and with a user's
@@ -37,9 +38,9 @@ log = logging.getLogger(__name__)
 SMALL_MS: Final = 50
 """Tasks that take less on average are small: exactly once they take 10 ms for a row."""
 TASKS_OF_A_SLOT: Final = 2
-"""So many that slots which are done early get another one, and few enough to cost little. If these are small as well,
-there is little to share, and each slot gets one: exactly once, each task has its own transaction.
-"""
+"""So many that slots which are done early get another one, and few enough to cost little."""
+LONG_MS: Final = 2 * SMALL_MS
+"""Tasks that take more on average, after their number was halved, are too few."""
 MOST_BYTES: Final = 128 << 20
 """Of a task: Spark's default for a task that reads files (spark.sql.files.maxPartitionBytes)."""
 _MOST_TASKS: Final = (1 << 31) - 1
@@ -108,12 +109,13 @@ class SmallTasks:
         self._small: dict[Source, RanTasks] = {}
         self._kept: dict[Source, int] = {}
         """Sources whose writes took longer with fewer tasks, and how many more writes keep theirs."""
-        self._smallest: dict[Source, None] = {}
-        """Sources whose tasks were small with TASKS_OF_A_SLOT as well."""
+        self._most: dict[Source, int] = {}
+        """Sources whose tasks were small when they were fewer, and how many the next write has."""
 
-    def tasks_of_a_slot(self, source: Source) -> int:
-        """Return how many tasks each slot gets if the next write has fewer."""
-        return 1 if source in self._smallest else TASKS_OF_A_SLOT
+    def most_tasks(self, source: Source) -> int:
+        """Return how many tasks the next write has if it has fewer. `source.slots` is known."""
+        assert source.slots is not None
+        return self._most.get(source, TASKS_OF_A_SLOT * source.slots)
 
     def has(self, source: Source) -> bool:
         """Return whether the next write shall have fewer tasks."""
@@ -123,10 +125,12 @@ class SmallTasks:
         """Note a write that has ended. One without records says nothing about the next."""
         if source.slots is None or not ran.records:
             return
+        first_most = TASKS_OF_A_SLOT * source.slots
         if ran.are_fewer:
-            self._learn_fewer(source, ran)
+            self._learn_fewer(source, ran, first_most)
         else:
-            self._learn_all(source, ran, TASKS_OF_A_SLOT * source.slots)
+            self._most.pop(source, None)
+            self._learn_all(source, ran, first_most)
 
     def forget(self, source: Source) -> None:
         """Let the next write have all its tasks. A task that takes several partitions needs more memory for some plans,
@@ -135,7 +139,6 @@ class SmallTasks:
         self._small.pop(source, None)
 
     def _learn_all(self, source: Source, ran: RanTasks, most: int) -> None:
-        self._smallest.pop(source, None)
         was_small = self._small.pop(source, None) is not None
         kept = self._kept.pop(source, 0) - 1
         if kept > 0:
@@ -154,7 +157,7 @@ class SmallTasks:
                 most,
             )
 
-    def _learn_fewer(self, source: Source, ran: RanTasks) -> None:
+    def _learn_fewer(self, source: Source, ran: RanTasks, first_most: int) -> None:
         with_all = self._small.get(source)
         if with_all is None:  # another thread has learned meanwhile
             return
@@ -164,8 +167,10 @@ class SmallTasks:
             self._kept[source] = _KEPT
             _forget_oldest(self._kept)
         elif ran.busy_ms < SMALL_MS * ran.tasks:
-            self._smallest[source] = None
-            _forget_oldest(self._smallest)
+            self._most[source] = max(self.most_tasks(source) // 2, 1)
+            _forget_oldest(self._most)
+        elif ran.busy_ms > LONG_MS * ran.tasks and source in self._most:
+            self._most[source] = min(2 * self.most_tasks(source), first_most)
 
 
 def _forget_oldest(known: dict[Source, Any]) -> None:
@@ -215,13 +220,11 @@ def _reader(leaf: Any) -> str:
     return str(leaf.table().getClass().getName()) if kind == "DataSourceV2Relation" else ""
 
 
-def with_fewer_tasks(df: DataFrame, like: DataFrame, source: Source, tasks_of_a_slot: int) -> DataFrame:
-    """Return `df` with fewer partitions, if it has more than the slots need.
+def with_fewer_tasks(df: DataFrame, like: DataFrame, source: Source, most: int) -> DataFrame:
+    """Return `df` with at most `most` partitions, or more for many bytes.
 
     Spark estimates the bytes of `like`, a DataFrame of the same rows.
     """
-    assert source.slots is not None
-    most = tasks_of_a_slot * source.slots
     if source.query_id is None:
         most = max(most, math.ceil(_estimated_bytes(like) / MOST_BYTES))
     most = min(most, _MOST_TASKS)

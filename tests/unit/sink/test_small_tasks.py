@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_kafka_sink.sink.small_tasks import SMALL_MS, RanTasks, SmallTasks, Source
+from spark_kafka_sink.sink.small_tasks import LONG_MS, SMALL_MS, RanTasks, SmallTasks, Source
 
 SOURCE = Source("orders", None, slots=2)
 SMALL = RanTasks(tasks=200, records=10_000, busy_ms=1_600, duration_ms=1_100, are_fewer=False)
@@ -31,23 +31,40 @@ def test_write_after_one_with_small_tasks_has_fewer(small_tasks: SmallTasks) -> 
         small_tasks.learn(SOURCE, FEWER)
 
 
-def test_slot_gets_one_task_after_two_were_small(small_tasks: SmallTasks) -> None:
-    small_tasks.learn(SOURCE, SMALL)
-    assert small_tasks.tasks_of_a_slot(SOURCE) == 2
-    small_tasks.learn(SOURCE, FEWER._replace(busy_ms=SMALL_MS * 4))
-    assert small_tasks.tasks_of_a_slot(SOURCE) == 2
-    small_tasks.learn(SOURCE, FEWER)
-    assert small_tasks.tasks_of_a_slot(SOURCE) == 1
-    small_tasks.learn(SOURCE, FEWER._replace(tasks=2, busy_ms=SMALL_MS * 4))
-    assert small_tasks.tasks_of_a_slot(SOURCE) == 1, "two tasks of them would be small"
-    small_tasks.learn(SOURCE, SMALL)
-    assert small_tasks.tasks_of_a_slot(SOURCE) == 2, "the write had all its tasks, so it was not like the one before"
+def test_small_tasks_are_halved_down_to_one(small_tasks: SmallTasks) -> None:
+    source = replace(SOURCE, slots=5)
+    small_tasks.learn(source, SMALL)
+    numbers = []
+    for _ in range(6):
+        numbers.append(small_tasks.most_tasks(source))
+        small_tasks.learn(source, FEWER._replace(tasks=numbers[-1], busy_ms=SMALL_MS * numbers[-1] - 1))
+    assert numbers == [10, 5, 2, 1, 1, 1]
+    small_tasks.learn(source, SMALL)
+    assert small_tasks.most_tasks(source) == 10, "the write had all its tasks, so it was not like the one before"
 
 
-def test_slot_gets_no_single_task_after_a_longer_write(small_tasks: SmallTasks) -> None:
+def test_halved_tasks_that_are_long_are_doubled(small_tasks: SmallTasks) -> None:
+    small_tasks.learn(SOURCE, SMALL)
+    for tasks in (4, 2):
+        small_tasks.learn(SOURCE, FEWER._replace(tasks=tasks, busy_ms=10))
+    small_tasks.learn(SOURCE, FEWER._replace(tasks=1, busy_ms=LONG_MS))
+    assert small_tasks.most_tasks(SOURCE) == 1, "two of them would be small"
+    for most in (2, 4):
+        small_tasks.learn(SOURCE, FEWER._replace(tasks=1, busy_ms=LONG_MS + 1))
+        assert small_tasks.most_tasks(SOURCE) == most
+
+
+def test_tasks_are_not_more_than_two_for_each_slot(small_tasks: SmallTasks) -> None:
+    small_tasks.learn(SOURCE, SMALL)
+    for busy_ms in (LONG_MS * 4 + 1, 10, LONG_MS * 4 + 1, LONG_MS * 4 + 1):
+        small_tasks.learn(SOURCE, FEWER._replace(busy_ms=busy_ms))
+    assert small_tasks.most_tasks(SOURCE) == 4
+
+
+def test_longer_write_does_not_halve_the_tasks(small_tasks: SmallTasks) -> None:
     small_tasks.learn(SOURCE, SMALL)
     small_tasks.learn(SOURCE, FEWER._replace(duration_ms=1_101))
-    assert small_tasks.tasks_of_a_slot(SOURCE) == 2
+    assert small_tasks.most_tasks(SOURCE) == 4
 
 
 def test_each_topic_and_query_counts_for_itself(small_tasks: SmallTasks) -> None:
