@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from spark_kafka_sink.sink.arrow_batches import leaves_of, may_run_python, plans_of
-from spark_kafka_sink.sink.running_query import context_of_thread, query_id_of
+from spark_kafka_sink.sink.running_query import context_of_thread, query_id_of, running_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -221,14 +221,27 @@ def _reader(leaf: Any) -> str:
 
 
 def with_fewer_tasks(df: DataFrame, like: DataFrame, source: Source, most: int) -> DataFrame:
-    """Return `df` with at most `most` partitions, or more for many bytes.
+    """Return `df` with at most `most` partitions, or more for many bytes, or for the state of a query.
 
     Spark estimates the bytes of `like`, a DataFrame of the same rows.
     """
+    assert source.slots is not None
+    if source.query_id is not None and most < source.slots and _may_have_state(like):
+        most = source.slots  # one task would have the state of all partitions in the memory of one executor
     if source.query_id is None:
         most = max(most, math.ceil(_estimated_bytes(like) / MOST_BYTES))
     most = min(most, _MOST_TASKS)
     return df if _is_coalesced_below(like, most) else df.coalesce(most)
+
+
+def _may_have_state(df: DataFrame) -> bool:
+    """Return whether the streaming query of this thread has operators with state. True also before its first progress,
+    which says that.
+    """
+    context = context_of_thread(df.sparkSession)
+    query = None if context is None else running_query(df, context)
+    progress = None if query is None else query.lastProgress()
+    return progress is None or len(progress.stateOperators()) > 0
 
 
 def _is_coalesced_below(df: DataFrame, most: int) -> bool:

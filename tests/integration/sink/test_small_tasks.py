@@ -32,7 +32,7 @@ from spark_kafka_sink.sink.small_tasks import (
 )
 
 PARTITIONS = 60
-FEWER, FEWEST = 4, 2
+FEWER, ONE_EACH = 4, 2
 """Two for each slot of local[2], and one after a write with two."""
 
 ONCE = {"delivery.guarantee": "exactly-once", "transactional.id.prefix": "small-tasks"}
@@ -84,10 +84,10 @@ def run_query(stream: DataFrame, write_batch: Callable[[DataFrame, int], object]
 
 def test_second_write_of_small_tasks_has_fewer_and_the_same_rows(spark: SparkSession, sink: Any) -> None:
     kafka_sink_of_topic, reports, values = sink
-    for turn in range(3):
+    for turn in range(5):
         kafka_sink_of_topic.write(rows_of(spark, turn * 300, 300))
-    assert [report.tasks for report in reports] == [PARTITIONS, FEWER, FEWEST]
-    assert values() == sorted(b"%d" % number for number in range(900))
+    assert [report.tasks for report in reports] == [PARTITIONS, FEWER, ONE_EACH, 1, 1]
+    assert values() == sorted(b"%d" % number for number in range(1_500))
 
 
 def test_write_of_many_more_rows_is_followed_by_one_with_all_tasks(spark: SparkSession, sink: Any) -> None:
@@ -133,7 +133,7 @@ def test_partitions_that_the_user_made_fewer_stay(
     the rows was lost.
     """
     rows = change(rows_of(spark, 0, 100))
-    assert with_fewer_tasks(rows, rows, Source("orders", "q1", slots=2), 2).rdd.getNumPartitions() == tasks
+    assert with_fewer_tasks(rows, rows, Source("orders", None, slots=2), FEWER).rdd.getNumPartitions() == tasks
 
 
 def _users_functions() -> tuple[
@@ -295,7 +295,7 @@ def test_stream_with_state_has_fewer_tasks_and_the_same_sums(spark: SparkSession
     spark.conf.set("spark.sql.shuffle.partitions", "20")
     try:
         for start in range(2):
-            for file in range(2):
+            for file in range(2 + start):
                 rows = spark.range(start * 2 + file + 1).selectExpr("id", "id % 7 AS customer")
                 rows.repartition(1).write.mode("append").parquet(str(tmp_path / "rows"))
             stream = spark.readStream.schema("id LONG, customer LONG").option("maxFilesPerTrigger", 1)
@@ -304,10 +304,20 @@ def test_stream_with_state_has_fewer_tasks_and_the_same_sums(spark: SparkSession
             run_query(counts, kafka_sink_of_topic.write_batch, tmp_path)
     finally:
         spark.conf.unset("spark.sql.shuffle.partitions")
-    assert [report.tasks for report in reports] == [20, FEWER, FEWEST, FEWEST]
-    assert [report.batch_id for report in reports] == [0, 1, 2, 3]
+    assert [report.tasks for report in reports] == [20, FEWER, ONE_EACH, ONE_EACH, ONE_EACH]
+    assert [report.batch_id for report in reports] == [*range(5)]
     # batch n has the customers 0 to n, each for the (n - customer + 1)th time
-    assert values() == sorted(b"%d:%d" % (each, batch - each + 1) for batch in range(4) for each in range(batch + 1))
+    assert values() == sorted(b"%d:%d" % (each, batch - each + 1) for batch in range(5) for each in range(batch + 1))
+
+
+def test_stream_without_state_gets_a_single_task(spark: SparkSession, sink: Any, tmp_path: Path) -> None:
+    kafka_sink_of_topic, reports, values = sink
+    for file in range(5):
+        rows_of(spark, file * 100, 100).coalesce(1).write.mode("append").parquet(str(tmp_path / "rows"))
+    stream = spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "rows"))
+    run_query(stream.repartition(20), kafka_sink_of_topic.write_batch, tmp_path)
+    assert [report.tasks for report in reports] == [20, FEWER, ONE_EACH, 1, 1]
+    assert values() == sorted(b"%d" % number for number in range(500))
 
 
 def test_stream_with_state_in_rocksdb_keeps_its_tasks(spark: SparkSession, sink: Any, tmp_path: Path) -> None:
