@@ -8,13 +8,14 @@ that a waiting thread goes on with the part.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from spark_kafka_sink.common.clock import lock_timeout
 from spark_kafka_sink.common.cluster import TopicPartition
-from spark_kafka_sink.common.errors import KafkaError, KafkaTimeoutError
+from spark_kafka_sink.common.errors import IllegalStateError, KafkaError, KafkaTimeoutError
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,8 @@ class BatchResult:
         """Wait for the end of the batch. Return whether it came within that time."""
         if self.is_done:
             return True
+        if sys.is_finalizing():  # the program ends, and all other threads are stopped for ever
+            return False
         gate = threading.Lock()
         gate.acquire()
         self._waiting.append(gate)
@@ -131,9 +134,13 @@ class BatchResult:
 class FutureRecordMetadata:
     """The future of one `send`."""
 
-    __slots__ = ("_index", "_key_size", "_result", "_timestamp_ms", "_value_size")
+    __slots__ = ("_index", "_key_size", "_result", "_sends_on", "_timestamp_ms", "_value_size")
 
-    def __init__(self, timestamp_ms: int, key_size: int, value_size: int) -> None:
+    def __init__(
+        self, timestamp_ms: int, key_size: int, value_size: int, sends_on: threading.Thread | None = None
+    ) -> None:
+        """`sends_on`: the Sender's thread."""
+        self._sends_on = sends_on
         self._timestamp_ms = timestamp_ms
         self._key_size = key_size
         self._value_size = value_size
@@ -161,14 +168,18 @@ class FutureRecordMetadata:
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Return the metadata of the record. Wait up to `timeout` seconds, and again if the batch is split.
 
-        Raises a copy of the error of the send, or KafkaTimeoutError if it has not ended.
+        Raises a copy of the error of the send, or KafkaTimeoutError if it has not ended. Raises IllegalStateError in a
+        callback of the same producer, if the record has no outcome yet: its thread is the one that sends the record.
         """
         result = self._result
         while result is not None:
-            if not result.wait(timeout):
-                raise KafkaTimeoutError(
-                    f"The record for {result.topic_partition} has no outcome after {timeout} s; it is still on its way."
+            if not result.is_done and threading.current_thread() is self._sends_on:
+                raise IllegalStateError(
+                    f"A callback cannot wait for the record for {result.topic_partition}: it would wait for its own"
+                    " thread. Give that record a callback, or wait for its future in another thread."
                 )
+            if not result.wait(timeout):
+                raise KafkaTimeoutError(_without_outcome(result.topic_partition, timeout))
             if result is self._result:
                 break
             result = self._result  # the batch was split: wait for the part
@@ -191,6 +202,12 @@ class FutureRecordMetadata:
         stamped = self._timestamp_ms if result.log_append_time_ms is None else result.log_append_time_ms
         offset = result.offset_of(self._index)
         return RecordMetadata(topic, partition, offset, stamped, self._key_size, self._value_size)
+
+
+def _without_outcome(topic_partition: TopicPartition, timeout: float | None) -> str:
+    if sys.is_finalizing():
+        return f"The record for {topic_partition} has no outcome: the program ends, and nothing is sent any more."
+    return f"The record for {topic_partition} has no outcome after {timeout} s; it is still on its way."
 
 
 class RecordThunk:

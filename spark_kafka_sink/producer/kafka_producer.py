@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import random
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -287,9 +288,8 @@ class KafkaProducer:
         key_bytes, value_bytes = to_bytes(key, "key"), to_bytes(value, "value")
         headers = checked_headers(headers)
         stamp = self._clock.wall_ms() if timestamp_ms is None else timestamp_ms
-        future = FutureRecordMetadata(
-            stamp, -1 if key_bytes is None else len(key_bytes), -1 if value_bytes is None else len(value_bytes)
-        )
+        sizes = -1 if key_bytes is None else len(key_bytes), -1 if value_bytes is None else len(value_bytes)
+        future = FutureRecordMetadata(stamp, *sizes, self._thread)
         place = TopicPartition(topic, -1 if partition is None else partition)
         try:
             cluster, left_ms = self._topics.wait_for(topic, partition)
@@ -473,19 +473,19 @@ class KafkaProducer:
         Totals since the start, rates per second, averages and maxima over the last 60 to 90 seconds, NaN without
         events. At any time, from any thread. `producer/metrics.py` lists differences from the Java client.
         """
-        return self._metrics.snapshot(self._clock.now_ms())
+        return self._ensure_same_process()._metrics.snapshot(self._clock.now_ms())
 
     def topic_metrics(self) -> Mapping[str, Mapping[str, float]]:
         """Return metrics by topic (Kafka: producer-topic-metrics), which is forgotten an hour after its last batch."""
-        return self._metrics.by_topic(self._clock.now_ms())
+        return self._ensure_same_process()._metrics.by_topic(self._clock.now_ms())
 
     def node_metrics(self) -> Mapping[str, Mapping[str, float]]:
         """Return metrics by the tag node-id, "node-1" (Kafka: producer-node-metrics); below 0: of bootstrap.servers."""
-        return self._metrics.by_node(self._clock.now_ms())
+        return self._ensure_same_process()._metrics.by_node(self._clock.now_ms())
 
     def connection_metrics(self) -> Mapping[tuple[str, str], Mapping[str, float]]:
         """Return the state of each connection, by node-id and `host:port`. The Java client has no such group."""
-        return self._metrics.by_connection(self._clock.now_ms())
+        return self._ensure_same_process()._metrics.by_connection(self._clock.now_ms())
 
     def client_instance_id(self, timeout: float) -> uuid.UUID | None:
         """Return the id that brokers gave this producer for its telemetry (KIP-714). They show it as base64.
@@ -527,7 +527,7 @@ class KafkaProducer:
         """Send all records, wait up to `timeout` seconds (None: without limit), then fail the rest and end.
 
         Raises IllegalStateError for a `timeout` below 0, and then closes nothing. May be called again, and does nothing
-        in a forked child. Do not call it, `send` or `flush` in a signal handler: the interrupted thread may hold a
+        in a forked child. Do not call it, `send` or `flush` in a signal handler or `__del__`: the thread may hold a
         lock. In a handler set a flag or raise, and close elsewhere.
         """
         if os.getpid() != self._process_id:
@@ -539,7 +539,7 @@ class KafkaProducer:
         if self._is_sender_thread():
             self.sender.force_close()
         elif self._thread is not None:
-            _end(self.sender, self._thread, timeout)
+            _end(self.sender, self._thread, timeout, self._accumulator)
 
     def _is_stuck(self) -> bool:
         """Return whether no thread enforces delivery.timeout.ms."""
@@ -553,11 +553,12 @@ class KafkaProducer:
         if self._is_closed:
             raise ProducerClosedError("The producer was closed: make another.")
 
-    def _ensure_same_process(self) -> None:
+    def _ensure_same_process(self) -> KafkaProducer:
         if os.getpid() != self._process_id:
             raise IllegalStateError(
                 f"This producer belongs to process {self._process_id}; after a fork each process makes its own."
             )
+        return self
 
 
 def _is_error(end: BaseException | None) -> bool:
@@ -604,21 +605,28 @@ def _wait_for(
     if deadline_ms is not None:
         return batch.result.wait(max(0, deadline_ms - clock.now_ms()) / 1000)
     while not batch.result.wait(limit_s):
-        if is_stuck():
+        if is_stuck() or sys.is_finalizing():
             return False
     return True
 
 
-def _end(sender: Sender, thread: threading.Thread, timeout: float | None) -> None:
+def _end(sender: Sender, thread: threading.Thread, timeout: float | None, accumulator: RecordAccumulator) -> None:
     """Wait up to `timeout` seconds for the end of the thread, whose close has begun, then end it."""
     if timeout != 0:
         sender.wait_for_end(timeout)
     if not sender.has_ended:
         sender.force_close()
-        if not sender.wait_for_end(1.0):  # the DNS or a callback may delay it
-            log.warning("%s is delayed, perhaps by the DNS, and ends later by itself", thread.name)
+        if sys.is_finalizing():  # Python has stopped the thread for ever
+            _warn_of_dropped(accumulator)
+        elif not sender.wait_for_end(1.0):  # the DNS or a callback may delay it
+            log.warning("%s is delayed, by the DNS or by a callback, and ends later by itself", thread.name)
     if sender.has_ended:
         thread.join()
+
+
+def _warn_of_dropped(accumulator: RecordAccumulator) -> None:
+    if accumulator.has_incomplete:
+        log.warning("The program ends, and records without an acknowledgement are dropped: close the producer before")
 
 
 def _idempotence(

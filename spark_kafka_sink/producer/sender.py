@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import sys
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -310,7 +311,10 @@ class Sender:
 
         Up to Python 3.12, Ctrl-C in `Thread.join` makes a running thread count as ended, and Ctrl-C in `Event.wait` may
         leave the event's lock taken. So the wait is for a lock, and the answer is the flag.
+
+        There is no wait when the interpreter ends: it has stopped all other threads for ever.
         """
+        timeout_s = 0 if sys.is_finalizing() else timeout_s
         if not self.has_ended and self._until_end.acquire(timeout=lock_timeout(timeout_s)):
             self._until_end.release()  # for the next waiting thread
         return self.has_ended

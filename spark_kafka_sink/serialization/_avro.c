@@ -168,7 +168,10 @@ static uint8_t *put_null(writer *to, const node *of, uint8_t *at)
 {
     if (of->null_branch >= 0)
         return put_long(at, of->null_branch);
-    return of->op == ABSENT && of->how == NOTHING ? at : refused(to, of, IS_NULL);
+    const node *values = of;
+    while (values->op == DICT)
+        values = values->children;
+    return values->op == ABSENT && values->how == NOTHING ? at : refused(to, of, IS_NULL);
 }
 
 static uint8_t *put_struct(writer *to, const node *of, int64_t row, uint8_t *at);

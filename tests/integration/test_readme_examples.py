@@ -5,9 +5,11 @@ and the checkpoint's folder.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -94,6 +96,21 @@ def test_stream_example_of_the_readme_writes_each_row_once(
     assert sorted(values) == list(range(len(values)))
 
 
+def test_log_lines_of_a_program_arrive(kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path) -> None:
+    """In another order the first line waits for max.block.ms: the Sender waits for the handler that sends."""
+    example_topic("log-lines")
+    began, root = time.monotonic(), logging.getLogger()
+    before = [*root.handlers]
+    try:
+        run("QueueListener(", kafka_broker, tmp_path)
+    finally:
+        root.handlers[:] = before
+    assert time.monotonic() - began < 30
+    assert [record.value() for record in read_topic(kafka_broker.bootstrap_servers, "log-lines", 1)] == [
+        b"disk is almost full"
+    ]
+
+
 @FORMAT.needed
 def test_observed_metrics_are_in_the_query_progress(
     spark: SparkSession, kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path
@@ -134,7 +151,7 @@ def test_producer_example_runs_without_spark(
     kafka_broker: Admin, example_topic: NewTopic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example_topic("orders")
-    run("producer.send(", kafka_broker, tmp_path)
+    run("future = producer.send(", kafka_broker, tmp_path)
     assert "offset=0" in capsys.readouterr().out
 
 

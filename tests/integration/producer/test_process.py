@@ -139,3 +139,51 @@ def test_process_ends_without_closing_its_producer(kafka_broker: Admin, fresh_na
     assert run(EXIT, kafka_broker.bootstrap_servers, fresh_name) == {}
     assert time.monotonic() - began < 20
     assert read_values(kafka_broker.bootstrap_servers, fresh_name) == []
+
+
+CLOSED_AT_EXIT = """
+import json, sys
+from spark_kafka_sink.producer.kafka_producer import KafkaProducer
+
+servers, topic, how = sys.argv[1:]
+
+class Wrapper:
+    def __init__(self):
+        self.producer = KafkaProducer({"bootstrap.servers": servers})
+
+    def __del__(self):
+        try:
+            if how == "result":
+                self.producer.send(topic, "too late").result()
+            else:
+                getattr(self.producer, how)()
+        except Exception as error:
+            print(error)
+
+def futures():
+    with KafkaProducer({"bootstrap.servers": servers, "linger.ms": 60_000}) as producer:
+        while True:
+            yield producer.send(topic, "lingers")
+
+if how == "generator":
+    found = futures()
+    next(found)
+else:
+    kept = Wrapper()
+    kept.producer.send(topic, "first").result(30)
+    kept.producer.send(topic, "second")
+print(json.dumps({}))
+"""
+
+
+@pytest.mark.parametrize("how", ["close", "flush", "result", "generator"])
+def test_process_ends_although_something_waits_for_the_producer_then(
+    kafka_broker: Admin, fresh_name: str, how: str
+) -> None:
+    """Bug: the interpreter stops all other threads at its end, and a call in a __del__, or the end of a generator
+    around a with block, waited for the Sender for ever.
+    """
+    kafka_broker.create_topic(fresh_name)
+    began = time.monotonic()
+    assert run(CLOSED_AT_EXIT, kafka_broker.bootstrap_servers, fresh_name, how) == {}
+    assert time.monotonic() - began < 30

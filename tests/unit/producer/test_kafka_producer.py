@@ -841,7 +841,7 @@ def test_send_waiting_for_memory_ends_with_the_close() -> None:
 
 
 def test_forked_child_cannot_use_the_producer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 43. Bug: repr waited without end for a lock that another thread held at the fork."""
+    """Row 43. Bug: repr and metrics waited without end for a lock that another thread held at the fork."""
     harness = warm()
     parent = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: -1)
@@ -850,6 +850,10 @@ def test_forked_child_cannot_use_the_producer(monkeypatch: pytest.MonkeyPatch) -
         lambda: harness.producer.send_columns(TOPIC, RecordColumns.from_rows([b"v"])),
         lambda: harness.producer.partitions_for(TOPIC),
         harness.producer.flush,
+        harness.producer.metrics,
+        harness.producer.topic_metrics,
+        harness.producer.node_metrics,
+        harness.producer.connection_metrics,
     ):
         with pytest.raises(IllegalStateError, match="after a fork"):
             call()
@@ -999,6 +1003,27 @@ def test_a_callback_may_close_and_may_not_flush() -> None:
     thread.join(JOIN_S)
     assert not thread.is_alive()
     assert "would wait for its own thread" in str(outcomes[0])
+
+
+def test_callback_may_not_wait_for_a_record_of_its_producer() -> None:
+    """Bug: the Sender's thread waited for itself, past delivery.timeout.ms, and so did flush and close."""
+    producer = threaded_with_topic(TOPIC, **EXPIRES_AT_ONCE)
+    outcomes: list[BaseException] = []
+    done = threading.Event()
+
+    def on_completion(metadata: object, error: object) -> None:
+        try:
+            producer.send(TOPIC, b"next").result()
+        except IllegalStateError as refusal:
+            outcomes.append(refusal)
+        done.set()
+
+    future = producer.send(TOPIC, b"v", on_completion=on_completion)
+    assert done.wait(JOIN_S)
+    assert "Give that record a callback, or wait for its future in another thread." in str(outcomes[0])
+    with pytest.raises(KafkaError):
+        future.result(JOIN_S)
+    producer.close(0)
 
 
 @pytest.mark.parametrize("missing", ["the metadata of topic unknown", "buffer.memory"])

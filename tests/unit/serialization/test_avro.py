@@ -196,6 +196,13 @@ def test_recursive_schema_takes_a_column_as_deep_as_it_is() -> None:
     assert encode(column, schema)[0] == [b"\x02\x02\x04\x00", b"\x06\x00"]
 
 
+@pytest.mark.parametrize(("schema", "expected"), [("null", b""), (["null", "string"], b"\x00")])
+def test_dictionary_of_nothing_but_nulls_is_written(schema: object, expected: bytes) -> None:
+    """Bug: the kernel said that the schema allows no null, and the schema had the type null."""
+    nulls = pa.array([None, None]).dictionary_encode()
+    assert encode(pa.StructArray.from_arrays([nulls], names=["c"]), record(c=schema))[0] == [expected, expected]
+
+
 def test_union_of_several_types_takes_a_struct_of_members() -> None:
     data_type = pa.struct([("member0", pa.int32()), ("member1", pa.dictionary(pa.int8(), pa.string()))])
     rows = [
