@@ -129,22 +129,22 @@ def damaged(name: str, error: object) -> SerializationError:
 
 def _decoded(dictionary: pa.BinaryArray, indices: pa.Array, name: str) -> pa.BinaryArray:
     checked(dictionary, name)
+    if _size_of_entries(dictionary, indices, name) > MAX_COLUMN_BYTES:
+        raise too_large(name)
+    return dictionary.take(indices)
+
+
+def _size_of_entries(dictionary: pa.BinaryArray, indices: pa.Array, name: str) -> int:
+    """Return the bytes of these entries of a dictionary together. Raises SerializationError for an index beyond it."""
     try:
-        if _size_of_entries(dictionary, indices) > MAX_COLUMN_BYTES:
-            raise too_large(name)
-        return dictionary.take(indices)
+        if len(dictionary) <= len(indices) or dictionary.null_count:
+            lengths = pc.take(pc.binary_length(dictionary), indices)
+        else:  # many chunks and slices may share one large dictionary: only entries of these rows
+            offsets = value_offsets(dictionary)
+            starts, ends = (pc.take(index_array(each), indices) for each in (offsets[:-1], offsets[1:]))
+            lengths = pc.subtract(ends, starts)
     except pa.ArrowIndexError as error:
         raise damaged(name, error) from error
-
-
-def _size_of_entries(dictionary: pa.BinaryArray, indices: pa.Array) -> int:
-    """Return the bytes of these entries of a dictionary together."""
-    if len(dictionary) <= len(indices) or dictionary.null_count:
-        lengths = pc.take(pc.binary_length(dictionary), indices)
-    else:  # many chunks and slices may share one large dictionary: only entries of these rows
-        offsets = value_offsets(dictionary)
-        starts, ends = (pc.take(index_array(each), indices) for each in (offsets[:-1], offsets[1:]))
-        lengths = pc.subtract(ends, starts)
     return pc.sum(lengths).as_py() or 0
 
 
@@ -187,7 +187,7 @@ def value_size(array: pa.Array) -> int:
     if len(array) == 0:
         return 0
     if pat.is_dictionary(data_type):
-        return _size_of_entries(as_binary(array.dictionary, "dictionary"), array.indices)
+        return _size_of_entries(as_binary(array.dictionary, "dictionary"), array.indices, "dictionary")
     if _is_view(data_type):
         return _size_of_views(array)
     if pat.is_fixed_size_binary(data_type):

@@ -123,6 +123,12 @@ def test_table_with_text_beyond_its_buffer_is_refused(data_type: pa.DataType, to
         encode(Table(data, topic, names))
 
 
+def test_table_with_an_index_beyond_its_dictionary_is_refused() -> None:
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 77], pa.int8()), pa.array(["a", "b"]), safe=False)
+    with pytest.raises(SerializationError, match=r"is damaged where its values are found: Index 77 out of bounds"):
+        encode(Table(pa.table({"value": column}), "t", {"value": "value", "topic": None}))
+
+
 def encode(table: Table) -> None:
     for part in table.parts():
         for _, columns in part.by_topic():
