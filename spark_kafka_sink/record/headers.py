@@ -90,7 +90,7 @@ def normalise_headers(array: pa.Array) -> pa.Array:
             first, last = int(bounds[0]), int(bounds[-1])
             _check_lists(array, bounds[1:] - bounds[:-1])
             names, values = (column.slice(first, last - first) for column in structs.flatten())
-            checked(names.cast(BINARY), "headers.key")
+            checked(names, "headers.key")
             checked(values, "headers.value")
             _check_names(names, bounds[1:] - first)
             return array

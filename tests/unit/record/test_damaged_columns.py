@@ -14,9 +14,8 @@ import pytest
 from spark_kafka_sink.common.errors import SerializationError
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns
+from spark_kafka_sink.record.headers import HEADERS
 from spark_kafka_sink.record.tables import BY_NAME, Table
-
-HEADER_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def view(length: int, buffer: int, offset: int) -> bytes:
@@ -79,12 +78,27 @@ def test_damaged_column_is_refused(damage: str, column: str) -> None:
         RecordColumns(**columns)
 
 
+@pytest.mark.parametrize("damaged", ["key", "value"])
+@pytest.mark.parametrize("key_type", [pa.string(), pa.binary()], ids=["strings", "the final layout"])
+def test_headers_with_damaged_texts_are_refused(key_type: pa.DataType, damaged: str) -> None:
+    types = {"key": key_type, "value": pa.binary()}
+    fields = {name: pa.array([b"h", b"h"], data_type) for name, data_type in types.items()}
+    fields[damaged] = texts(types[damaged], 0, 4_000, 11)
+    structs = pa.StructArray.from_arrays([*fields.values()], [*fields])
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), structs)
+    assert (lists.type == HEADERS) == (key_type == pa.binary())
+    with pytest.raises(SerializationError, match=rf"^The column 'headers\.{damaged}' is damaged"):
+        RecordColumns(pa.array([b"v", b"v"]), headers=lists)
+
+
 @pytest.mark.parametrize("offsets", [(0, 2, 1), (0, 900, 2)])
+@pytest.mark.parametrize("key_type", [pa.string(), pa.binary()])
 @pytest.mark.parametrize("list_type", [pa.list_, pa.large_list])
 def test_damaged_list_of_headers_is_refused(
-    list_type: Callable[[pa.DataType], pa.DataType], offsets: tuple[int, ...]
+    list_type: Callable[[pa.DataType], pa.DataType], key_type: pa.DataType, offsets: tuple[int, ...]
 ) -> None:
-    headers = pa.array([{"key": "a", "value": b"1"}, {"key": "b", "value": b"2"}], HEADER_TYPE.value_type)
+    header_type = pa.struct([("key", key_type), ("value", pa.binary())])
+    headers = pa.array([{"key": b"a", "value": b"1"}, {"key": b"b", "value": b"2"}], header_type)
     width = np.int64 if list_type is pa.large_list else np.int32
     buffers = [None, pa.py_buffer(np.array(offsets, width))]
     column = pa.Array.from_buffers(list_type(headers.type), 2, buffers, children=[headers])
@@ -121,6 +135,12 @@ def test_table_with_text_beyond_its_buffer_is_refused(data_type: pa.DataType, to
     names = {"value": "value", "topic": None if topic else BY_NAME}
     with pytest.raises(SerializationError, match=r"is damaged where its values are found|is out of bounds"):
         encode(Table(data, topic, names))
+
+
+def test_table_with_a_damaged_column_of_topics_is_refused() -> None:
+    table = pa.table({"value": ["v", "v"], "topic": texts(pa.string(), 0, 4_000, 11)})
+    with pytest.raises(SerializationError, match=r"^The column 'topic' is damaged where its values are found: "):
+        encode(Table(table, None, {"value": "value", "topic": BY_NAME}))
 
 
 def test_table_with_an_index_beyond_its_dictionary_is_refused() -> None:
