@@ -216,7 +216,7 @@ class KafkaDriverCluster:
         """The id of the decision topic, as far as it is known. Brokers that are older than topic ids have none."""
         return str(self._client.creation.cluster.topic_ids.get(self.place.topic, ""))
 
-    def write_first_use(self, *, is_adopted: bool, moved_to: str = "") -> None:
+    def write_first_use(self, *, is_adopted: bool, moved_to: str = "", is_free: bool = False) -> None:
         if self._is_one_off:
             return
         cluster, (topic, partition) = self._client.creation.cluster, self.place
@@ -228,6 +228,7 @@ class KafkaDriverCluster:
             self._topic_id,
             is_adopted,
             moved_to,
+            is_free,
         )
         with self._gone_topic():
             writer = self._client.writer

@@ -251,8 +251,9 @@ _SUFFIX: Final = b"\nborn"
 @dataclass(frozen=True, slots=True)
 class FirstUse:
     """`time_ms` is the driver's time of day; `partitions` and `topic_id` are those of the decision topic then.
-    `is_adopted`: an operator allowed the prefix to begin at any batch. `moved_to`: the decision topic in which an
-    operator adopted the prefix after its decisions were in this one. Empty if this is its topic.
+    `is_adopted`: an operator allowed the prefix to begin at any batch that the query has not written under another one.
+    `is_free`: also at such a batch. `moved_to`: the decision topic in which an operator adopted the prefix after its
+    decisions were in this one. Empty if this is its topic.
     """
 
     time_ms: int
@@ -261,6 +262,7 @@ class FirstUse:
     topic_id: str = ""
     is_adopted: bool = False
     moved_to: str = ""
+    is_free: bool = False
 
     def to_bytes(self) -> bytes:
         return to_record({"version": _FIRST_VERSION, "state": "born", **asdict(self)})
@@ -279,6 +281,7 @@ class FirstUse:
             _text(content["topic_id"]),
             content["is_adopted"] is True,
             _text(content.get("moved_to", "")),
+            content.get("is_free") is True,
         )
 
 
@@ -298,8 +301,8 @@ class BatchStart:
 
     `driver` is the transaction in which the driver will decide, `place` the partition of the decision topic.
     `last_batch_id` is the last batch decided under the prefix, None if none exists, and `last_query_id` is its query,
-    empty for a batch write. The other `last_` fields are those of that batch's `Decision`. `is_adopted`: an operator
-    allowed a prefix without a decision to begin at any batch.
+    empty for a batch write. The other `last_` fields are those of that batch's `Decision`. `is_adopted` and `is_free`
+    are those of `FirstUse`, for a prefix without a decision.
     """
 
     prefix: str
@@ -312,15 +315,23 @@ class BatchStart:
     last_topic: str | None = None
     last_is_accepted: bool = False
     is_adopted: bool = False
+    is_free: bool = False
 
     @classmethod
     def after(
-        cls, last: Decision | None, prefix: str, driver: OpenTransaction, place: TopicPartition, *, is_adopted: bool
+        cls,
+        last: Decision | None,
+        prefix: str,
+        driver: OpenTransaction,
+        place: TopicPartition,
+        *,
+        is_adopted: bool,
+        is_free: bool = False,
     ) -> BatchStart:
         if last is None:
-            return cls(prefix, driver, place, is_adopted=is_adopted)
+            return cls(prefix, driver, place, is_adopted=is_adopted, is_free=is_free)
         last_batch = (last.batch_id, last.query_id, last.rows, last.fingerprint, last.topic, last.is_accepted)
-        return cls(prefix, driver, place, *last_batch, is_adopted)
+        return cls(prefix, driver, place, *last_batch, is_adopted, is_free)
 
     def needs_trace(self, query_id: str) -> bool:
         """Return whether a batch without rows must be decided too. The first batch of a query must be: without a

@@ -168,17 +168,17 @@ class Operator:
         driver = self._fenced(prefix)
         last = cluster.last_decision()
         _check_finished(last, prefix)  # a query that runs may have decided meanwhile
-        self._cluster(prefix).write_first_use(
-            is_adopted=True
-        )  # first: a prefix with neither looks as if it had lost both
+        # first: a prefix with neither looks as if it had lost both
+        self._cluster(prefix).write_first_use(is_adopted=True, is_free=True)
         if last is not None:
             self._write(cluster, driver, last.finished())
         self._say(f"{prefix} is free.")
 
     def adopt(self, prefix: str) -> None:
         """Let the query of a prefix go on with this decision topic. It takes over the last decision from another topic
-        of the cluster, which is refused for the prefix from then on. Without a decision, the query begins at any batch.
-        Creates the decision topic if it is missing. In a copy of it, the query goes on after its last decision.
+        of the cluster, which is refused for the prefix from then on. Without a decision, the query begins at any batch
+        that it has not written under another prefix. Creates the decision topic if it is missing. In a copy of it, the
+        query goes on after its last decision.
 
         Raises IllegalStateError if this is the topic of the prefix and there is a decision, if a transaction of a task
         is open or may be, and if a batch that is decided in another topic is not committed; ProducerFencedError if the

@@ -108,7 +108,7 @@ class DriverCluster(MarkersCluster, Protocol):
         """Return the error for records that were written into another topic than this one, which is a copy of it."""
         ...
 
-    def write_first_use(self, *, is_adopted: bool, moved_to: str = "") -> None:
+    def write_first_use(self, *, is_adopted: bool, moved_to: str = "", is_free: bool = False) -> None:
         """Write it outside transactions, acknowledged by all in-sync replicas."""
         ...
 
@@ -205,8 +205,9 @@ class ExactlyOnceDriver:
         else:
             left = self._others_open(driver, ())
             self._abort_all(left if left and self._current(driver) else ())
-        is_adopted = first_use is not None and first_use.is_adopted
-        return BatchStart.after(last, self.prefix, driver, self._cluster.place, is_adopted=is_adopted)
+        is_adopted, is_free = (False, False) if first_use is None else (first_use.is_adopted, first_use.is_free)
+        place = self._cluster.place
+        return BatchStart.after(last, self.prefix, driver, place, is_adopted=is_adopted, is_free=is_free)
 
     def ensure_first_use(self) -> None:
         """Write the first-use record of a prefix, if it has no record and its coordinator does not know its driver.

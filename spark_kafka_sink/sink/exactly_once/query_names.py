@@ -89,7 +89,8 @@ def check_name(
     this run of the query writes under it too: then it is that of another sink of the same foreachBatch. Raises the
     errors of `BatchStart.is_written_already`, and KafkaError.
 
-    After `forget` or `adopt` a prefix counts as new from this batch on.
+    After `adopt` a prefix without a decision counts as new from this batch on, and after `forget` even if the query has
+    written the batch under another one.
     """
     if batch_start.is_written_already(batch.batch_id, batch.query_id):
         return False
@@ -142,11 +143,11 @@ def _has(decided: Decision | None, batch: QueryBatch) -> bool:
 
 
 def _later_names(batch_start: BatchStart, names: Mapping[str, int]) -> list[str]:
-    """Return the names under which the query began after its last batch under this one. Under a name with which it
-    began at the same batch or earlier, another sink may write.
+    """Return the names under which the query began after its last batch under this one: all others for a prefix that an
+    operator has adopted since. Under a name with which it began at the same batch or earlier, another sink may write.
     """
     if _begins_anew(batch_start):
-        return []
+        return [] if batch_start.is_free else [other for other in names if other != batch_start.prefix]
     last = _NO_BATCH if batch_start.last_batch_id is None else batch_start.last_batch_id
     known = max(last, names.get(batch_start.prefix, _NO_BATCH))
     return [other for other, began in names.items() if began > known]
@@ -166,8 +167,7 @@ def _written_already(batch_start: BatchStart, batch: QueryBatch, other: str) -> 
     prefix = batch_start.prefix
     return IllegalStateError(
         f"Batch {batch.batch_id} of {name_of_query(batch.query_id)} was written under"
-        f" transactional.id.prefix={other!r}, which the query got after its last batch under"
-        f" transactional.id.prefix={prefix!r}. Under {prefix!r} it would be written twice. Start the query under"
+        f" transactional.id.prefix={other!r}, and under {prefix!r} it would be written twice. Start the query under"
         f" {other!r} again, stop it between two batches, and change the prefix then. Or look whether the topics of this"
         " sink have rows of this batch, and if not, let it begin here:"
         f" {operator_command('forget', prefix, batch_start.place.topic)}"

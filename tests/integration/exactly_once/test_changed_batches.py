@@ -143,6 +143,25 @@ def test_query_that_comes_back_to_a_prefix_does_not_write_a_batch_twice(
     assert visible_values(stream.servers, stream.topic) == list(range(120))
 
 
+@each_form
+def test_adopted_prefix_does_not_write_a_batch_that_spark_has_not_logged(
+    spark: SparkSession, stream: Stream, form: str
+) -> None:
+    """Bug: `adopt` let the query write the batch again under its new prefix."""
+    later = UnderALaterPrefix(*stream)
+    stream.write_files(0, 2)
+    stream.run(spark, 2)
+    stream.forget_commit(1)
+    operate("adopt", later)
+    with pytest.raises(StreamingQueryException, match=rf"Batch 1 of query .* was written under .*{stream.prefix}'"):
+        later.run(spark, 3)
+    check_nothing_open(stream.servers, later.prefix)
+    stream.run(spark, 3)
+    stream.write_files(2, 1)
+    later.run(spark, 2)
+    assert visible_values(stream.servers, stream.topic) == list(range(120))
+
+
 def test_a_copied_checkpoint_with_another_topic_is_refused(
     spark: SparkSession, stream: Stream, servers: str, three_partitions: str
 ) -> None:

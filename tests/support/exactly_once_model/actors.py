@@ -166,10 +166,9 @@ class ModelDriverCluster:
     def copied(self, records: PrefixRecords) -> KafkaError | None:
         return None  # no fault of the model makes a copy
 
-    def write_first_use(self, *, is_adopted: bool, moved_to: str = "") -> None:
-        first_use = FirstUse.from_bytes(
-            FirstUse(self.world.now_ms, 1, 1, is_adopted=is_adopted, moved_to=moved_to).to_bytes(), "the model"
-        )
+    def write_first_use(self, *, is_adopted: bool, moved_to: str = "", is_free: bool = False) -> None:
+        written = FirstUse(self.world.now_ms, 1, 1, is_adopted=is_adopted, moved_to=moved_to, is_free=is_free)
+        first_use = FirstUse.from_bytes(written.to_bytes(), "the model")
 
         def effect() -> None:
             self.world.check_topic()

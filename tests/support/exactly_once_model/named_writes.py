@@ -50,7 +50,7 @@ class OneOffCluster(ModelDriverCluster):
         if not self.world.request("look for the decision topic", lambda: not self.world.is_topic_gone):
             self.world.request("create the decision topic", self._create_topic)
 
-    def write_first_use(self, *, is_adopted: bool, moved_to: str = "") -> None:
+    def write_first_use(self, *, is_adopted: bool, moved_to: str = "", is_free: bool = False) -> None:
         pass
 
     def write_decision(self, transaction: OpenTransaction, decision: Decision, sequence: int) -> int:

@@ -52,10 +52,7 @@ def test_batch_written_under_a_later_prefix_is_refused_under_the_earlier_one(ben
     bench.run(0, prefix="P")
     adopt(bench, "Q")
     bench.run(1, "run 2", prefix="Q")
-    text = (
-        "Batch 1 of query q was written under transactional.id.prefix='Q', which the query got after its last batch"
-        " under transactional.id.prefix='P'"
-    )
+    text = "Batch 1 of query q was written under transactional.id.prefix='Q', and under 'P' it would be written twice."
     for run_id in ("run 3", "run 4"):
         with pytest.raises(IllegalStateError, match=re.escape(text)) as refused:
             bench.run(1, run_id, prefix="P")
@@ -92,6 +89,39 @@ def test_batch_that_failed_under_the_earlier_prefix_is_refused_there_after_the_l
     with pytest.raises(IllegalStateError, match=r"Batch 2 of query q was written under .*='Q'"):
         bench.run(2, "run 5", prefix="P")
     assert bench.values() == ["row 0", "row 1", "row 2"]
+
+
+def test_adopted_prefix_does_not_write_a_batch_that_spark_has_not_logged(bench: SessionBench) -> None:
+    """Bug: `adopt` let a query write the batch again that it had written under the earlier prefix, if it was killed
+    before Spark logged it. The same happened if the first batch under the new prefix failed.
+    """
+    bench.run(0, prefix="P")
+    bench.run(1, prefix="P")  # and Spark dies
+    adopt(bench, "Q")
+    with pytest.raises(IllegalStateError, match=r"Batch 1 of query q was written under .*='P'") as refused:
+        bench.run(1, "run 2", prefix="Q")
+    assert "transactions forget --prefix=Q" in str(refused.value)
+    bench.run(1, "run 3", prefix="P")
+    with pytest.raises(RuntimeError, match="a task died"):
+        session("Q").run(CONFIG, StreamBatch("q", "run 4", 2), died)
+    bench.run(2, "run 5", prefix="P")
+    with pytest.raises(IllegalStateError, match=r"Batch 2 of query q was written under .*='P'"):
+        bench.run(2, "run 6", prefix="Q")
+    bench.run(3, "run 7", prefix="Q")
+    assert bench.values() == [f"row {batch_id}" for batch_id in range(4)]
+
+
+def test_freed_prefix_writes_a_batch_that_was_written_under_another(bench: SessionBench) -> None:
+    """The operator has seen that this sink's topics do not have it: another sink of the foreachBatch wrote it."""
+    bench.run(0, prefix="P")
+    bench.run(1, prefix="P")
+    adopt(bench, "Q")
+    with pytest.raises(IllegalStateError, match="was written under"):
+        bench.run(1, "run 2", prefix="Q")
+    operator(bench).forget("Q")
+    bench.run(1, "run 3", prefix="Q")
+    bench.run(2, "run 3", prefix="Q")
+    assert bench.values() == ["row 0", "row 1", "row 1", "row 2"]
 
 
 def test_new_prefix_does_not_write_batch_0_again(bench: SessionBench) -> None:
