@@ -89,6 +89,13 @@ STRUCT = "struct(*)"
 """The default of record.value with value.format."""
 POLL_SECONDS = 0.2
 
+STRICT = {"csv": {"mode": "FAILFAST", "enforceSchema": "false"}, "json": {"mode": "FAILFAST"}}
+"""Options with which Spark refuses what it would lose or change without an error: a malformed row, a cell of another
+type, and with header=true columns in another order than in source.schema.
+"""
+ANY_AGE = {"maxFileAge": "3650d"}
+"""Spark leaves out a file that is seven days older than the newest one, such as a copy that kept its time."""
+
 
 class Setting(NamedTuple):
     name: str
@@ -314,8 +321,19 @@ def source_schema(text: str) -> StructType | str:
         ) from error
 
 
+def source_options(settings: Settings) -> dict[str, str]:
+    """Return the options of the source: those that are set, and STRICT ones. Spark's names have no case."""
+    given = settings.below("source.option.")
+    of = {name.lower(): value.lower() for name, value in given.items()}
+    source = settings.need("source.format").lower()
+    strict = STRICT.get(source, {}) | ({} if source == "rate" else ANY_AGE)
+    if of.get("header") != "true":
+        strict.pop("enforceSchema", None)
+    return {name: value for name, value in strict.items() if name.lower() not in of} | given
+
+
 def read_source(session: SparkSession, settings: Settings) -> DataFrame:
-    reader = session.readStream.format(settings.need("source.format")).options(**settings.below("source.option."))
+    reader = session.readStream.format(settings.need("source.format")).options(**source_options(settings))
     if settings.need("source.format") == "rate":
         return reader.load()
     with named(settings, "source.schema"):

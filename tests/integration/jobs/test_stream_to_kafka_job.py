@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -222,6 +223,30 @@ def test_killed_job_continues_and_readers_see_each_row_once(
 def values_of(kafka: Admin, topic: str) -> list[int]:
     """The values that an independent consumer with isolation.level=read_committed sees."""
     return [int(value) for value in read_values(kafka.bootstrap_servers, topic, 3)]
+
+
+def test_old_file_is_written_and_columns_in_another_order_are_refused(
+    kafka_broker: Admin, topic: str, tmp_path: Path, start_job: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Bug: by Spark's defaults the job left out the old file, and wrote names as amounts, and ended with 0."""
+    source = tmp_path / "in"
+    source.mkdir()
+
+    def run(name: str, text: str, age_days: int) -> tuple[int, str]:
+        (source / name).write_text(text)
+        os.utime(source / name, (time.time() - age_days * 86_400,) * 2)
+        job = start_job(*flags(kafka_broker, topic, source), "--source-option", "header=true")
+        _, err = job.communicate(timeout=120)
+        return job.returncode, err
+
+    header = "number,customer,amount\n"
+    assert run("new.csv", header + "1,ann,1.5\n", 0)[0] == 0
+    assert run("old.csv", header + "2,bob,2.5\n", 8)[0] == 0
+    code, err = run("other.csv", "number,amount,customer\n3,3.5,eve\n", 0)
+    assert code == 1
+    assert "other.csv" in err.strip().splitlines()[-1]
+    got = read_topic(kafka_broker.bootstrap_servers, topic).to_pylist()
+    assert sorted((row["key"], row["value"]) for row in got) == [(b"ann", b"1"), (b"bob", b"2")]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from jobs.stream_to_kafka import (
     follow,
     parse_arguments,
     readable,
+    source_options,
     source_schema,
 )
 from spark_kafka_sink import KafkaSink, KafkaSinkDataSource
@@ -200,6 +201,26 @@ def test_options_of_sparks_source_give_one_warning(caplog: pytest.LogCaptureFixt
     KafkaSink(options)
     KafkaSink(options)
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["kafka.check.crcs, minPartitions"]
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "expected"),
+    [
+        ("csv", {}, {"mode": "FAILFAST", "maxFileAge": "3650d"}),
+        (
+            "csv",
+            {"Header": "TRUE"},
+            {"mode": "FAILFAST", "enforceSchema": "false", "maxFileAge": "3650d", "Header": "TRUE"},
+        ),
+        ("JSON", {"Mode": "PERMISSIVE", "maxfileage": "7d"}, {"Mode": "PERMISSIVE", "maxfileage": "7d"}),
+        ("parquet", {}, {"maxFileAge": "3650d"}),
+        ("rate", {"rowsPerSecond": "5"}, {"rowsPerSecond": "5"}),
+    ],
+)
+def test_source_loses_no_row_without_an_error(source: str, given: dict[str, str], expected: dict[str, str]) -> None:
+    """Bug: by Spark's defaults the job left out malformed rows and old files, and read columns in the wrong order."""
+    flags = [word for name, value in given.items() for word in ("--source-option", f"{name}={value}")]
+    assert source_options(parse_arguments(["--source", source, *flags])) == expected
 
 
 def test_option_without_equals_does_not_show_its_value() -> None:
