@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -56,6 +57,10 @@ BUSY: Final = "error of the server"
 """Values of `RegistryError.fault`."""
 _UNKNOWN_ERROR: Final = "Unknown Schema Registry Error: "
 """Confluent's client begins so, if the answer is not the registry's JSON."""
+
+
+_HEADER: Final = re.compile(r"(?i)\b(bearer)\s+[^\s\"',;]{8,}")
+"""What a registry may repeat of the header Authorization, with a token that the client has fetched."""
 
 
 class _Found(NamedTuple):
@@ -307,6 +312,13 @@ def _client(settings: RegistrySettings, address: str) -> Iterator[SchemaRegistry
         ) from None
     except ValueError as error:
         raise ConfigError(f"The options {PREFIX}* cannot be used: {_plain(str(error), settings)}.") from None
+    except Exception as error:  # of an address of a proxy, which is in its text
+        raise ConfigError(
+            f"The options {PREFIX}* cannot be used ({type(error).__name__}). Check {PREFIX}proxy, and the variables"
+            " HTTP_PROXY, HTTPS_PROXY and ALL_PROXY: http://host:port, with signs such as / and # of a password written"
+            " as %2F and %23.",
+            setting=f"{PREFIX}proxy",
+        ) from None
     with client:
         yield client
 
@@ -414,6 +426,7 @@ def _plain(text: str, settings: RegistrySettings) -> str:
     """Return the text on one line, without a full stop at its end and without secrets."""
     for secret in settings.secrets():
         text = text.replace(secret, "***")
+    text = _HEADER.sub(r"\1 ***", text)
     return one_line(without_logins(text.strip())).rstrip(".")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -267,14 +268,22 @@ class RegistrySettings:
         found = {value.reveal() for value in values if isinstance(value, Secret)}
         if self.basic_auth_user_info is not None:
             login = self.basic_auth_user_info.reveal()
-            found |= {login.partition(":")[2], base64.b64encode(login.encode()).decode()}
+            found |= {login.partition(":")[2], _of_basic(login)}
+        if self.bearer_auth_client_secret is not None:
+            found.add(_of_basic(f"{self.bearer_auth_client_id}:{self.bearer_auth_client_secret.reveal()}"))
         if self.bearer_auth_issuer_endpoint_url is not None:
             found |= _of_query(urlsplit(self.bearer_auth_issuer_endpoint_url).query)
         if self.bearer_auth_issuer_endpoint_query is not None:
             found |= _of_query(self.bearer_auth_issuer_endpoint_query)
         if self.proxy is not None:
             found |= _of_login(self.proxy.reveal())
-        return sorted(filter(None, found), key=len, reverse=True)
+        escaped = {form for each in found for form in (json.dumps(each)[1:-1], repr(each.encode())[2:-1])}
+        return sorted(filter(None, found | escaped), key=len, reverse=True)
+
+
+def _of_basic(login: str) -> str:
+    """Return what stands in the header Authorization (RFC 7617)."""
+    return base64.b64encode(login.encode()).decode()
 
 
 _LEAST_LENGTH: Final = 6

@@ -21,7 +21,7 @@ from spark_kafka_sink.common.errors import ConfigError, KafkaError
 from spark_kafka_sink.common.options import table_of
 from spark_kafka_sink.local import pytest_plugin
 from spark_kafka_sink.serialization import format_options
-from spark_kafka_sink.serialization.registry_settings import registry_options
+from spark_kafka_sink.serialization.registry_settings import RegistrySettings, registry_options
 from spark_kafka_sink.sink import options
 from spark_kafka_sink.sink.options import PASSED_OVER
 
@@ -282,6 +282,8 @@ PEM = "-----BEGIN ENCRYPTED PRIVATE KEY-----\\nMIICANARY+/=\\nCANARY"
         """key: "kafka.sasl.oauthbearer.client.credentials.client.secret"\n value: "CANARY"\n""",
         "OPTIONS (\n  'kafka.ssl.keystore.key' '-----BEGIN PRIVATE KEY-----\nCANARY\n-----END PRIVATE KEY-----',\n",
         "OPTIONS (\n  'kafka.ssl.key.password' 'CANARY',\n",
+        """key: "schema.registry.basic.auth.user.info"\n value: "me:CANARY"\n""",
+        """key: "schema.registry.url"\n value: "https://me:CANARY@registry"\n""",
         "Map(kafka.ssl.keystore.key -> -----BEGIN RSA PRIVATE KEY-----\nDEK-Info: A-1,2\nCANARY\n-----END RSA",
         "x -> com.acme.OAuthBearerLoginModule required clientId='a'\n clientSecret='CANARY;' scope='CANARY';, y -> 1\n",
     ],
@@ -302,8 +304,11 @@ def test_documented_redaction_knows_every_secret_option() -> None:
     paths_and_functions = {"ssl.truststore.location", "ssl.keystore.location", "sasl.oauthbearer.token.provider"}
     certificates = {"ssl.truststore.certificates", "ssl.keystore.certificate.chain"}
     secret -= paths_and_functions | certificates
+    rows = table_of(RegistrySettings).items()
+    of_registry = {key for key, row in rows if row.metadata.get("is_secret") and not key.endswith(".location")}
+    known = {f"kafka.{key}" for key in secret} | {f"schema.registry.{key}" for key in of_registry | {"url"}}
     for name in ("spark.redaction.regex", "spark.sql.redaction.string.regex"):
-        assert [key for key in secret if not re.search(redaction(name), f"kafka.{key}")] == []
+        assert [key for key in known if not re.search(redaction(name), key)] == []
 
 
 # ---- settings of logins, on each page that has some ----------------------------------------------------------------

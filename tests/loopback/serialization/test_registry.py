@@ -674,6 +674,35 @@ def test_no_secret_is_shown_even_if_the_registry_repeats_it(
     assert login not in shown
 
 
+@pytest.mark.parametrize("status", [401, 500])
+def test_no_fetched_token_is_shown_even_if_the_registry_repeats_it(server: SchemaRegistryServer, status: int) -> None:
+    """Bug: only secrets of the options were left out of the error."""
+    server.every = answering(status, {"error_code": status, "message": "not Bearer fetched.token.1234, at all"})
+    with SchemaRegistryServer() as endpoint:
+        endpoint.every = answering(200, {"access_token": "fetched.token.1234", "expires_in": 60})
+        with pytest.raises(KafkaError, match=r"not Bearer \*\*\*, at all") as caught:
+            ask(server.url, **OIDC, bearer_auth_issuer_endpoint_url=f"{endpoint.url}/token")
+    assert "fetched" not in str(caught.value)
+
+
+def test_no_escaped_secret_is_shown(server: SchemaRegistryServer) -> None:
+    """Bug: an answer that is no JSON is shown as Python writes bytes, so a secret with other letters was not found."""
+    password = "pässword-€"
+    server.every = answering(500, f"no {password}".encode())
+    with pytest.raises(RegistryError) as caught:
+        ask(server.url, basic_auth_user_info=f"me:{password}")
+    assert "***" in str(caught.value)
+    assert "ssword" not in str(caught.value)
+
+
+@pytest.mark.parametrize("proxy", [f"http://me:{CANARY}/x@localhost:3128", f"socks5://me:{CANARY}@localhost:3128"])
+def test_proxy_that_cannot_be_used_is_an_error_without_its_login(proxy: str) -> None:
+    """Bug: an error of the HTTP client showed a part of the password."""
+    with pytest.raises(ConfigError, match=r"Check schema\.registry\.proxy, and the variables HTTP_PROXY") as caught:
+        ask("http://localhost:1", proxy=proxy)
+    assert CANARY not in f"{caught.value} {caught.value.__cause__}"
+
+
 def test_login_over_plain_http_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     address = "http://user:pw@127.0.0.2:1"
     for _ in range(2):
