@@ -193,12 +193,27 @@ def source_of(df: DataFrame, topic: str | None) -> Source:
 
 def may_follow_tasks(df: DataFrame) -> bool:
     """Return whether values of `df` may follow the numbers of tasks in a way that `source_of` does not see, because no
-    pattern of plans tells: by functions of a user in Java, or a source in Python. It looks at every step of the plan,
-    which takes from half a millisecond to some tens of them, so it is only asked before a write with fewer tasks.
+    pattern of plans tells: by functions of a user in Java, or a source in Python. True also if Spark's counts of a
+    cached DataFrame would. It looks at every step of the plan, which takes from half a millisecond to some tens of
+    them, so it is only asked before a write with fewer tasks.
     """
     context = context_of_thread(df.sparkSession)
     plans = None if context is None else plans_of(df, context)
-    return plans is None or any(_calls_java(plan) or _reads_by_python(plan) for plan in plans)
+    if plans is None or any(_calls_java(plan) or _reads_by_python(plan) for plan in plans):
+        return True
+    return re.match(r"4\.2\b", df.sparkSession.version) is not None and _fills_a_cache(df)
+
+
+def _fills_a_cache(df: DataFrame) -> bool:
+    """Return whether a write of `df` would cache rows of a DataFrame. Spark 4.2 counts them by the number of the task:
+    of a task with several partitions it keeps one count, and later it may take a query on these rows for empty.
+    """
+    cached = leaves_of(df._jdf.queryExecution().withCachedData())
+    return any(
+        not leaf.cacheBuilder().isCachedColumnBuffersLoaded()
+        for leaf in cached
+        if leaf.getClass().getSimpleName() == "InMemoryRelation"
+    )
 
 
 def _calls_java(plan: Any) -> bool:
