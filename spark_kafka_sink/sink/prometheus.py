@@ -12,6 +12,7 @@ closed when it sends nothing for `IDLE_S`. Its threads end with the process. The
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 from collections.abc import Iterable, Mapping
@@ -61,7 +62,8 @@ class PoolCollector(Collector):
     """Every metric of every producer in `pool`, read when it is asked for: `record-send-total` is
     kafka_producer_record_send_total, that of a topic kafka_producer_topic_record_send_total, a node's
     kafka_producer_node_…, a connection's kafka_producer_connection_… Labels: the client.id, a number that no other
-    producer of the process has, topic, node_id, address. And kafka_sink_dead_letters_total, by topic.
+    producer of the process has, topic, node_id, address. And kafka_sink_dead_letters_total, by topic. An average or
+    maximum without events, NaN in `metrics`, is not served.
     """
 
     def __init__(self, pool: ProducerPool) -> None:
@@ -86,6 +88,8 @@ class PoolCollector(Collector):
 
 def _add(families: _Families, group: _Group, labels: tuple[str, ...], metrics: Mapping[str, float]) -> None:
     for name, value in metrics.items():
+        if math.isnan(value):
+            continue  # no event to average: served, it would make every avg() and quantile() over workers NaN
         full_name = f"{group.prefix}_{name.removesuffix(_COUNTER).replace('-', '_')}"
         family = families.get(full_name)
         if family is None:

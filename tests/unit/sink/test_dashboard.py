@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,7 +57,17 @@ def test_rules_ask_for_what_is_served(served: dict[str, set[str]]) -> None:
         assert set(names) <= served.keys()
         grouped = re.findall(r"by \((\w+)\)", rule)
         assert all({*grouped} <= served[name] for name in names)
-        assert all(name.endswith("_total") is ("rate(" in rule) for name in names)
+        assert all(name.endswith("_total") is (re.search(r"(rate|increase)\(", rule) is not None) for name in names)
+
+
+def test_average_without_events_is_not_served(served: dict[str, set[str]]) -> None:
+    """A NaN of one idle worker made every avg() over workers NaN: the panels were empty, and the rule did not fire."""
+    idle = ProducerHarness(AT_ONCE).producer
+    assert math.isnan(idle.metrics()["request-latency-avg"])
+    pool: Any = SimpleNamespace(producers=lambda: [("id", 0, idle)], dead_letters=dict)
+    samples = [sample for family in PoolCollector(pool).collect() for sample in family.samples]
+    assert not [sample.name for sample in samples if math.isnan(sample.value)]
+    assert {sample.name for sample in samples} < served.keys()
 
 
 def test_page_names_metrics_that_are_served(served: dict[str, set[str]]) -> None:
