@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -50,6 +51,8 @@ _MAY_PASS: Final = frozenset({408, 429, 500, 502, 503, 504})
 _MOST_ID: Final = 2**31 - 1
 _NOT_FOUND: Final = 404
 _NO_SUBJECT: Final = 40401
+_UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
+"""OpenSSL's name of the error."""
 NO_CONNECTION: Final = "no connection"
 UNTRUSTED: Final = "certificate"
 NO_REGISTRY: Final = "no registry"
@@ -344,22 +347,38 @@ def _in_our_words(
     except SchemaRegistryError as error:
         raised = _refusal(error, settings, address, subject, column_format)
     except OAuthTokenError as error:
-        endpoint = urlsplit(settings.bearer_auth_issuer_endpoint_url or "").netloc or "the endpoint"
-        raised = AuthenticationError(
-            f"No token for the schema registry came from {endpoint}: {_plain(error.message, settings)}. Check"
-            f" {PREFIX}bearer.auth.*."
-        )
+        raised = _no_token(_plain(error.message, settings), settings)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raised = _no_answer(
-            NO_REGISTRY,
-            f"{address}: its answer is not a schema registry's ({type(error).__name__}:"
-            f" {_plain(str(error), settings)}). Check the path of {PREFIX}url.",
-        )
+        raised = _strange_answer(error, settings, address)
     except Exception as error:  # the client names no type for connections that fail
         hint = _hint(error)
         text = f"{address}: {_plain(str(error), settings) or type(error).__name__}.{hint}"
         raised = _no_answer(UNTRUSTED if hint else NO_CONNECTION, text)
     raise raised from None
+
+
+def _no_token(why: str, settings: RegistrySettings) -> AuthenticationError:
+    endpoint = urlsplit(settings.bearer_auth_issuer_endpoint_url or "").netloc or "the endpoint"
+    what = f"Check {PREFIX}bearer.auth.*."
+    if _UNTRUSTED in why:
+        what = (
+            f"{PREFIX}ssl.ca.location is only for the registry: name the authority that signed the endpoint's"
+            " certificate by the variable SSL_CERT_FILE, on the driver."
+        )
+    return AuthenticationError(f"No token for the schema registry came from {endpoint}: {why}. {what}")
+
+
+def _strange_answer(error: Exception, settings: RegistrySettings, address: str) -> KafkaError:
+    """Return the error for an answer in which the client does not find what it needs: the registry's, or that of the
+    endpoint of its token.
+    """
+    if traceback.extract_tb(error.__traceback__)[-1].name == "token_expired":
+        return _no_token(
+            "its answer has no expires_in that is a number of seconds, and Confluent's client needs one", settings
+        )
+    why = f"{type(error).__name__}: {_plain(str(error), settings)}"
+    text = f"{address}: its answer is not a schema registry's ({why}). Check the path of {PREFIX}url."
+    return _no_answer(NO_REGISTRY, text)
 
 
 def _no_answer(fault: str, text: str) -> RegistryError:
@@ -431,7 +450,7 @@ def _plain(text: str, settings: RegistrySettings) -> str:
 
 
 def _hint(error: Exception) -> str:
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+    if _UNTRUSTED in str(error):
         return f" Name the authority that signed the registry's certificate by {PREFIX}ssl.ca.location."
     return ""
 

@@ -606,6 +606,28 @@ def test_endpoint_that_gives_no_token_is_named(server: SchemaRegistryServer) -> 
     assert CANARY not in str(caught.value)
 
 
+@pytest.mark.parametrize("life", [{}, {"expires_in": "60"}])
+def test_token_without_its_end_is_an_error_of_the_endpoint(server: SchemaRegistryServer, life: dict[str, str]) -> None:
+    """Bug: the error said that the registry is none, and to check its path."""
+    server.registry.token = "from-endpoint"
+    with SchemaRegistryServer() as endpoint:
+        endpoint.every = answering(200, {"access_token": "from-endpoint", **life})
+        with pytest.raises(AuthenticationError, match="no expires_in that is a number") as caught:
+            ask(server.url, **OIDC, bearer_auth_issuer_endpoint_url=f"{endpoint.url}/token")
+    assert urlsplit(endpoint.url).netloc in str(caught.value)
+
+
+def test_token_endpoint_with_an_unknown_authority_says_how_to_name_it(
+    server: SchemaRegistryServer, tmp_path: Path
+) -> None:
+    says = r"CERTIFICATE_VERIFY_FAILED.* by the variable SSL_CERT_FILE"
+    with (
+        SchemaRegistryServer(tls_folder=tmp_path) as endpoint,
+        pytest.raises(AuthenticationError, match=says),
+    ):
+        ask(server.url, **OIDC, bearer_auth_issuer_endpoint_url=f"{endpoint.url}/token")
+
+
 @pytest.mark.parametrize("answer", ["down", "in words"])
 def test_a_token_endpoint_is_named_without_login_and_query(server: SchemaRegistryServer, answer: str) -> None:
     """Bug: the error showed the whole address, with what stood in its query."""
