@@ -187,7 +187,9 @@ def _traces() -> TracerProvider:
     try:
         own = OwnTracerProvider(resource=_resource(os.getpid()), shutdown_on_exit=False)
         for exporter in _exporters("traces"):
-            own.add_span_processor(BatchSpanProcessor(watched("spans", exporter())))
+            with _headers_hidden():
+                made = exporter()
+            own.add_span_processor(BatchSpanProcessor(watched("spans", made)))
     except Exception as error:
         _log_misfit("spans", error)
         return trace.NoOpTracerProvider()
@@ -202,7 +204,8 @@ def _meters() -> MeterProvider:
         from opentelemetry.sdk.metrics import MeterProvider as OwnMeterProvider
         from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 
-        made = [exporter() for exporter in _exporters("metrics")]
+        with _headers_hidden():
+            made = [exporter() for exporter in _exporters("metrics")]
         readers = [
             each if isinstance(each, MetricReader) else PeriodicExportingMetricReader(watched("metrics", each))
             for each in made
@@ -260,6 +263,24 @@ def _exporters(signal: str) -> Iterator[Callable[[], Any]]:
         if not found:
             raise _MissingExporterError(f"no installed package has the exporter {name!r} for {variable}")
         yield found[0].load()
+
+
+def _without_arguments(record: logging.LogRecord) -> bool:
+    record.args = tuple("***" for _ in record.args or ())
+    return True
+
+
+@contextmanager
+def _headers_hidden() -> Iterator[None]:
+    """OpenTelemetry logs what it cannot read in OTEL_EXPORTER_OTLP_HEADERS, which may be a token. Inside the `with` its
+    warning has no part of them.
+    """
+    parser = logging.getLogger("opentelemetry.util.re")
+    parser.addFilter(_without_arguments)
+    try:
+        yield
+    finally:
+        parser.removeFilter(_without_arguments)
 
 
 def guarded(call: Callable[_Given, _Made]) -> Callable[_Given, _Made | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -112,6 +113,20 @@ def test_variables_that_cannot_work_are_logged_and_nothing_is_recorded(
         assert process_telemetry().send(LONG_S)
     assert text in caplog.text
     assert "OpenTelemetry spans are not recorded in this process" in caplog.text
+
+
+@pytest.mark.parametrize("variable", ["HEADERS", "TRACES_HEADERS", "METRICS_HEADERS"])
+def test_malformed_headers_are_not_in_the_log(
+    receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str
+) -> None:
+    """Bug: OpenTelemetry's own warning had them, such as a token after a colon."""
+    headers = {f"OTEL_EXPORTER_OTLP_{variable}": f"Authorization: Bearer {CANARY},{CANARY}"}
+    with new_process(monkeypatch, **receiver.environment(**headers)):
+        record(process_telemetry())
+    assert "Header format invalid!" in caplog.text
+    assert CANARY not in caplog.text
+    logging.getLogger("opentelemetry.util.re").warning("of the user's own: %s", "text")
+    assert "of the user's own: text" in caplog.text
 
 
 def test_signals_can_be_switched_off_one_by_one(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
