@@ -6,7 +6,7 @@ Every call blocks the calling thread, at most until its `Timer` expires. Not thr
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -20,12 +20,16 @@ from spark_kafka_sink.admin.transactions import Transactions
 from spark_kafka_sink.client.api_versions import ApiVersions
 from spark_kafka_sink.client.backoff import COORDINATOR_BACKOFF_MS, ExponentialBackoff
 from spark_kafka_sink.common.clock import Clock
-from spark_kafka_sink.common.cluster import Node
+from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import KafkaTimeoutError
+from spark_kafka_sink.protocol.fetch import READ_COMMITTED
 from spark_kafka_sink.protocol.metadata import GROUP, TRANSACTION
+from spark_kafka_sink.record.decoder import DecodedRecord
 
 TRANSACTION_VERSION: Final = "transaction.version"
+_NOW_KEY: Final = b"\nnow"
+"""Of records without a value, which compaction deletes."""
 
 
 class ClusterClient:
@@ -93,6 +97,25 @@ class ClusterClient:
         if any(lookup.known(*place) is None for place in places):
             self._calls.locate([*dict.fromkeys([name, *others])], timer)
         return {place: node for place in places if (node := lookup.known(*place)) is not None}
+
+    def last_of_keys(
+        self,
+        topic_partition: TopicPartition,
+        keys: Sequence[bytes],
+        timer: Timer,
+        isolation_level: int = READ_COMMITTED,
+    ) -> dict[bytes, DecodedRecord | None]:
+        """As `TopicTail.last_of_keys`, but surely finds what was committed before this call. A read alone does not: a
+        leader that was frozen, or cut off from its controllers, answers as before when another one has newer records.
+        But it can acknowledge no record for all replicas. So one is written first, and read up to.
+
+        Raises the errors of `RecordWriter.write_alone`, too.
+        """
+        offset = self.writer.write_alone(topic_partition, _NOW_KEY, None, timer)
+        if offset < 0:
+            text = "The answer to a write has no offset, so that it is not known whether its node still leads."
+            raise KafkaTimeoutError(text).at(topic_partition=topic_partition)
+        return self.topics.last_of_keys(topic_partition, keys, timer, isolation_level, offset + 1)
 
     def transaction_version(self, timer: Timer) -> int:
         """Return the cluster's finalized transaction.version, as of the last connection: 2 and above is the protocol of

@@ -21,6 +21,7 @@ from spark_kafka_sink.common.errors import (
     KafkaError,
     KafkaTimeoutError,
     ProducerFencedError,
+    RequestTimedOutError,
     UnknownTopicOrPartitionError,
     error_for_code,
 )
@@ -88,11 +89,11 @@ class RecordWriter:
         for item in items:
             outcomes[item].get()
 
-    def write_alone(self, topic_partition: TopicPartition, key: bytes, value: bytes, timer: Timer) -> None:
-        """Write one record without a transaction: once, or several times if a response is lost. Metadata must already
-        include the topic. Raises the errors of `write`.
+    def write_alone(self, topic_partition: TopicPartition, key: bytes, value: bytes | None, timer: Timer) -> int:
+        """Write one record without a transaction: once, or several times if a response is lost. Return its offset.
+        Metadata must already include the topic. Raises the errors of `write`.
         """
-        self._send(self._request(None, topic_partition, key, value, NO_SEQUENCE), topic_partition, timer)
+        return self._send(self._request(None, topic_partition, key, value, NO_SEQUENCE), topic_partition, timer)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
@@ -108,7 +109,7 @@ class RecordWriter:
             if not error.retriable:
                 raise error.at(topic_partition=topic_partition)
             last = str(error)
-            if error.invalid_metadata:
+            if error.invalid_metadata or isinstance(error, RequestTimedOutError):  # replicas may have another leader
                 self._client.await_metadata_update(timer)
                 absence.check_partitions([topic_partition])
             self._clock.sleep_ms(min(self._retry_backoff.backoff_ms(attempts), timer.remaining_ms))

@@ -244,9 +244,13 @@ class TopicReader:
         partitions: Sequence[TopicPartition],
         isolation_level: int = READ_UNCOMMITTED,
         start: Mapping[TopicPartition, int] | None = None,
+        ends: Mapping[TopicPartition, int] | None = None,
     ) -> Iterator[PartitionRecords]:
-        """Read only these partitions. Metadata must already include their topics."""
-        ends = self.offsets(partitions, LATEST_TIMESTAMP, isolation_level)
+        """Read only these partitions, to their offsets in `ends` or else to their current ends. Metadata must already
+        include their topics.
+        """
+        if ends is None:
+            ends = self.offsets(partitions, LATEST_TIMESTAMP, isolation_level)
         positions = {known: offset for known, offset in (start or {}).items() if known in ends}
         positions |= self.offsets([known for known in partitions if known not in positions], EARLIEST_TIMESTAMP)
         reading = _Reading(isolation_level, positions, ends, self.aborted)
@@ -521,24 +525,27 @@ class TopicTail:
         keys: Sequence[bytes],
         timer: Timer,
         isolation_level: int = READ_COMMITTED,
+        least: int = 0,
     ) -> dict[bytes, DecodedRecord | None]:
         """Return the newest committed record of each key, or None. The search goes backwards from the end. It stops at
         a record of the first key that has a value: for the other keys only later records are found.
 
         Records behind an open transaction cannot be read yet. The call waits for the transaction's end, up to the
         current end of the partition. With READ_UNCOMMITTED it does not wait: for keys that no transaction writes.
-        Raises KafkaTimeoutError.
+
+        A node that was frozen or cut off may not know yet that it leads the partition no more, and then misses newer
+        records. So if the partition seems to end before `least`, its leader is looked for again. Raises
+        KafkaTimeoutError.
         """
         requested = [topic_partition]
+        stable = self._current_end(topic_partition, least, timer)
         if isolation_level == READ_COMMITTED:
-            stable = self._stable_end(topic_partition, timer)
-        else:
-            stable = self.list_offsets(requested, LATEST_TIMESTAMP, timer)[topic_partition]
+            self._await_stable(topic_partition, stable, timer)
         first, window = 0, _FIRST_TAIL  # a partition that begins later refuses what is before its begin
         while True:
             start = max(first, stable - window)
             try:
-                found = self._read(topic_partition, start, timer, isolation_level)
+                found = self._read(topic_partition, start, timer, isolation_level, stable)
             except OffsetOutOfRangeError:
                 first = self.list_offsets(requested, EARLIEST_TIMESTAMP, timer)[topic_partition]
                 continue
@@ -548,10 +555,19 @@ class TopicTail:
                 return newest
             window *= 8
 
-    def _stable_end(self, topic_partition: TopicPartition, timer: Timer) -> int:
-        """Return the current end, after every transaction before it has ended."""
+    def _current_end(self, topic_partition: TopicPartition, least: int, timer: Timer) -> int:
+        while (end := self.list_offsets([topic_partition], LATEST_TIMESTAMP, timer)[topic_partition]) < least:
+            if not self._client.await_metadata_update(timer):
+                late = KafkaTimeoutError(
+                    f"Its leader says that it ends at offset {end}, and record {least - 1} was written and"
+                    f" acknowledged. No newer leader was found within {timer.timeout_ms} ms."
+                )
+                raise late.at(topic_partition=topic_partition)
+        return end
+
+    def _await_stable(self, topic_partition: TopicPartition, end: int, timer: Timer) -> None:
+        """Wait until every transaction before `end` has ended."""
         requested = [topic_partition]
-        end = self.list_offsets(requested, LATEST_TIMESTAMP, timer)[topic_partition]
         while (stable := self.list_offsets(requested, LATEST_TIMESTAMP, timer, READ_COMMITTED)[topic_partition]) < end:
             self._clock.sleep_ms(min(COORDINATOR_BACKOFF_MS, timer.remaining_ms))
             timer.update()
@@ -563,7 +579,6 @@ class TopicTail:
                     " and `kafka-transactions.sh find-hanging` lists it."
                 )
                 raise late.at(topic_partition=topic_partition)
-        return stable
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
@@ -585,12 +600,13 @@ class TopicTail:
                 raise lacks_partition(missing, len(there))
 
     def _read(
-        self, topic_partition: TopicPartition, start: int, timer: Timer, isolation_level: int
+        self, topic_partition: TopicPartition, start: int, timer: Timer, isolation_level: int, end: int | None = None
     ) -> list[DecodedRecord]:
         found: list[DecodedRecord] = []
+        ends = None if end is None else {topic_partition: end}
         with _permission("READ"):
             reader = self._reader(timer, str(topic_partition))
-            for chunk in reader.read_partitions([topic_partition], isolation_level, {topic_partition: start}):
+            for chunk in reader.read_partitions([topic_partition], isolation_level, {topic_partition: start}, ends):
                 found += chunk.records
                 timer.update()
                 if timer.is_expired:

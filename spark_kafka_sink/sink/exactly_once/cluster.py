@@ -159,11 +159,13 @@ class KafkaDriverCluster:
         """Return the newest committed decision."""
         return self.last_records().decision
 
-    def last_records(self) -> PrefixRecords:
+    def last_records(self, *, may_be_old: bool = False) -> PrefixRecords:
+        """`may_be_old`: writes nothing, and may miss what was decided while the partition changed its leader."""
+        find = self._client.topics.last_of_keys if may_be_old else self._client.last_of_keys
         timer = self._client.timer(max(self._config.max_block_ms, 2 * _OWN_TRANSACTION_MS))
         born = first_use_key(self._key)
         with self._gone_topic():
-            found = self._client.topics.last_of_keys(self.place, [self._key, born], timer)
+            found = find(self.place, [self._key, born], timer)
         decision, first_use = found[self._key], found[born]
         records = PrefixRecords(
             Decision.from_bytes(decision.value, self._where(decision), self._prefix)
@@ -183,7 +185,7 @@ class KafkaDriverCluster:
         key, place = names_key(query_id), self._place_of_names(query_id)
         with self._gone_topic():
             # No transaction writes this record, so an open transaction of another query need not end first.
-            found = self._client.topics.last_of_keys(place, [key], self._timer(), READ_UNCOMMITTED)[key]
+            found = self._client.last_of_keys(place, [key], self._timer(), READ_UNCOMMITTED)[key]
         if found is None or found.value is None:
             return QueryNames({})
         return QueryNames.from_bytes(found.value, f"{place}, offset {found.offset}, query {query_id}")

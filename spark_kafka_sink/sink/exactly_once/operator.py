@@ -357,7 +357,8 @@ class Operator:
         """
         cluster, name = self._cluster(prefix), driver_id(prefix)
         is_known = cluster.describe([name])[name] is not None
-        if not is_known and cluster.last_records() == PrefixRecords(None, None) and not self._open(prefix):
+        nothing = PrefixRecords(None, None)
+        if not is_known and cluster.last_records(may_be_old=True) == nothing and not self._open(prefix):
             raise IllegalStateError(
                 f"Nothing is known of transactional.id.prefix={prefix!r}: the brokers know no driver of it, and"
                 f" {cluster.place.topic} has no record of it. Nothing was changed. See the prefixes that are known:"

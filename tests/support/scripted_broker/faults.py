@@ -169,3 +169,19 @@ def change(change_values: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Hook
         return dataclasses.replace(answer, values=change_values(dict(answer.values)))
 
     return hook
+
+
+def older_end(topic: str, end: int) -> Hook:
+    """A ListOffsets is answered as by a leader that has learnt nothing since `topic` ended at `end`."""
+
+    def older(partition: dict[str, Any]) -> dict[str, Any]:
+        return partition | {"offset": min(end, partition["offset"])}
+
+    def answer(values: dict[str, Any]) -> dict[str, Any]:
+        topics = [
+            each | {"partitions": [*map(older, each["partitions"])]} if each["name"] == topic else each
+            for each in values["topics"]
+        ]
+        return values | {"topics": topics}
+
+    return change(answer)

@@ -16,6 +16,7 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     OffsetOutOfRangeError,
     ProducerFencedError,
+    RequestTimedOutError,
     TopicAuthorizationError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
@@ -82,6 +83,15 @@ def test_leader_that_moved_is_found_again(bench: CoordinatorBench) -> None:
     bench.commit(open_)
     assert committed(bench) == [b"moved"]
     assert bench.asked(ApiKey.PRODUCE)[-1].node_id == 1
+
+
+def test_leader_whose_replicas_do_not_answer_is_looked_for_again(bench: CoordinatorBench) -> None:
+    """It may be cut off from the cluster, which has another leader; its metadata was asked for again only by age."""
+    open_ = begin(bench)
+    bench.cluster.move_leader("t", 0, 1)
+    bench.cluster.on(ApiKey.PRODUCE, faults.fail_with(RequestTimedOutError), node_id=0)
+    write(bench, open_, "moved")
+    assert [exchange.node_id for exchange in bench.asked(ApiKey.PRODUCE)] == [0, 1]
 
 
 def test_fenced_writer_writes_nothing_and_raises(bench: CoordinatorBench) -> None:

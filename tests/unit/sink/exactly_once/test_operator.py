@@ -170,10 +170,11 @@ def test_decisions_behind_an_open_transaction_are_announced(bench: OperatorBench
     bench.operator.show(PREFIX)
     assert "not shown yet" not in bench.said()
     driver = bench.raw.begin("other/driver")
+    end = bench.cluster.log(*batch_start.place).next_offset
     bench.coordinator.writer.write(driver, batch_start.place, b"other", b"{}", 0, bench.coordinator.timer(1_000))
     bench.driver.commit([bench.task(batch_start, 0, 0)])
     hidden = (
-        f"{batch_start.place}: what was decided from offset 1 on is not shown yet,"
+        f"{batch_start.place}: what was decided from offset {end} on is not shown yet,"
         " because a transaction is open there.\n"
     )
     for prefix in (None, PREFIX):

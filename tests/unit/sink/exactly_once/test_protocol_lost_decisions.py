@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 from support.coordinator_bench import CoordinatorBench
@@ -167,16 +168,20 @@ def test_prefix_forgotten_by_coordinators_goes_on_after_its_decision(bench: Coor
     driver = driver_of(bench, "P")
     driver.commit([task_outcome(bench, driver.begin())])
     bench.cluster.transactions.transactions.clear()
-    produced = len(bench.asked(PRODUCE))
+    place = KafkaDriverCluster(bench.coordinator, CONFIG, "P").place
+    written = [record.offset for record in bench.cluster.log(*place).records() if record.key == first_use_key(b"P")]
     assert another_process(bench).begin().last_batch_id == 4
-    assert len(bench.asked(PRODUCE)) == produced, "it is no first start"
+    now = [record.offset for record in bench.cluster.log(*place).records() if record.key == first_use_key(b"P")]
+    assert now == written, "it is no first start"
 
 
 def test_prefix_of_older_release_needs_no_first_use(bench: CoordinatorBench) -> None:
     driver = driver_of(bench, "P")
     driver.commit([task_outcome(bench, driver.begin())])
     place = KafkaDriverCluster(bench.coordinator, CONFIG, "P").place
-    bench.cluster.log(*place).batches[:1] = []
+    log = bench.cluster.log(*place)
+    (first_use,) = [record.offset for record in log.records() if record.key == first_use_key(b"P")]
+    log.batches[:] = [each for each in log.batches if each.base_offset != first_use]
     records = KafkaDriverCluster(bench.coordinator, CONFIG, "P").last_records()
     assert (records.decision is not None, records.first_use) == (True, None)
     assert another_process(bench).begin().last_batch_id == 4
@@ -358,3 +363,51 @@ def test_topic_without_describe_right_names_the_grant(bench: CoordinatorBench) -
         TopicAuthorizationError, match=rf"Create decision\.topic={TOPIC} by hand.*or grant CREATE on it"
     ):
         driver_of(bench, "P")
+
+
+# ---- a leader that does not know yet that it leads no more -----------------------------------------------------------
+
+
+def test_driver_does_not_believe_an_older_leader_of_the_decisions(bench: CoordinatorBench) -> None:
+    """Bug: the last decision was not found, and a batch that Spark had not logged was written twice."""
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    driver.commit([marked_task(bench, batch_start, batch_id=0, query_id="q", value="a")])
+    end = bench.cluster.log(*batch_start.place).next_offset
+    driver.commit([marked_task(bench, driver.begin(), batch_id=1, query_id="q", value="b")])
+    bench.cluster.on(ApiKey.LIST_OFFSETS, faults.older_end(TOPIC, end), times=4)
+    again = another_process(bench).begin()
+    assert again.is_written_already(1, "q")
+
+
+def test_decided_batch_is_not_aborted_because_of_an_older_leader(
+    bench: CoordinatorBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: the next driver did not find the decision, and aborted the decided transactions."""
+    driver = driver_of(bench, "P")
+    batch_start = driver.begin()
+    driver.commit([marked_task(bench, batch_start, batch_id=0, value="a")])
+    end = bench.cluster.log(*batch_start.place).next_offset
+
+    def die(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver, "finish", die)
+    with pytest.raises(KeyboardInterrupt):
+        driver.commit([marked_task(bench, driver.begin(), batch_id=1, value="b")])
+    bench.cluster.on(ApiKey.LIST_OFFSETS, faults.older_end(TOPIC, end), times=4)
+    assert another_process(bench).begin().last_batch_id == 1
+    assert bench.values() == ["a", "b"]
+
+
+def test_moved_prefix_is_not_begun_here_because_of_an_older_leader(bench: CoordinatorBench) -> None:
+    """The coordinators have forgotten the prefix. A first-use record that is not found would be written again, over the
+    one that names the other topic.
+    """
+    cluster = KafkaDriverCluster(bench.coordinator, CONFIG, "P")
+    end = bench.cluster.log(*cluster.place).next_offset
+    cluster.write_first_use(is_adopted=False, moved_to="elsewhere")
+    bench.cluster.on(ApiKey.LIST_OFFSETS, faults.older_end(TOPIC, end), times=2)
+    for _ in range(2):
+        with pytest.raises(IllegalStateError, match="elsewhere"):
+            another_process(bench).begin()

@@ -10,12 +10,17 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
+from support.scripted_broker import faults
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Answer, Exchange
+from support.scripted_broker.faults import Proceed
 from support.session_bench import CONFIG, SessionBench
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import IllegalStateError, ProtocolError
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.protocol.versions import ApiKey
+from spark_kafka_sink.record.partitioning import partition_for_key
 from spark_kafka_sink.sink.exactly_once import query_names
 from spark_kafka_sink.sink.exactly_once.cluster import DECISION_PARTITIONS, KafkaDriverCluster
 from spark_kafka_sink.sink.exactly_once.messages import BatchStart, Decision, TaskOutcome, first_use_key, to_record
@@ -61,6 +66,29 @@ def test_batch_written_under_a_later_prefix_is_refused_under_the_earlier_one(ben
     bench.run(1, "run 5", prefix="Q")
     bench.run(2, "run 5", prefix="Q")
     assert bench.values() == ["row 0", "row 1", "row 2"]
+
+
+def test_later_prefix_is_found_if_an_older_leader_does_not_know_it(bench: SessionBench) -> None:
+    """Bug: a leader that was frozen, or cut off from its controllers, answered with its own older end."""
+    bench.run(0, prefix="P")
+    place = TopicPartition(CONFIG.decision_topic, partition_for_key(names_key("q"), DECISION_PARTITIONS))
+    end = bench.cluster.log(*place).next_offset
+    adopt(bench, "Q")
+    bench.run(1, "run 2", prefix="Q")
+    assert bench.cluster.log(*place).next_offset > end
+
+    def older(cluster: ScriptedCluster, exchange: Exchange, proceed: Proceed) -> Answer:
+        (topic,) = exchange.request.topics
+        is_asked = [each.partition_index for each in topic.partitions] == [place.partition]
+        hook = faults.older_end(place.topic, end if is_asked and next(answers, False) else 10**9)
+        return hook(cluster, exchange, proceed)
+
+    answers = iter([True] * 3)
+    bench.cluster.on(ApiKey.LIST_OFFSETS, older, times=None)
+    with pytest.raises(IllegalStateError, match=r"Batch 1 of query q was written under .*'Q'"):
+        bench.run(1, "run 3", prefix="P")
+    assert next(answers, None) is None
+    assert bench.values() == ["row 0", "row 1"]
 
 
 def test_query_stopped_between_two_batches_goes_back_to_a_prefix(bench: SessionBench) -> None:
