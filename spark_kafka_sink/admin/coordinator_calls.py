@@ -249,13 +249,37 @@ class CoordinatorCalls:
         for key_type in (TRANSACTION, GROUP):
             if unknown := [name for name in names if self.lookup.known(key_type, name) is None]:
                 flights += self.lookup.send(key_type, unknown)
+        self._await(flights, timer)
+        for flight in flights:
+            if flight.future.is_done():
+                flight.take()
+
+    def without_coordinator(self, key_type: int, names: Sequence[str], timer: Timer) -> list[str]:
+        """Return those of `names` for which no broker names a coordinator until the timer expires: their partition of
+        the coordinators' topic has no leader. What is cached does not count. Names that may not be described are left
+        out. Raises the error of a refused login.
+        """
+        left = list(names)
+        for attempts in range(_MOST_AT_ONCE):
+            flights = self.lookup.send(key_type, left)
+            self._await(flights, timer)
+            asked = {name for flight in flights if flight.future.is_done() for name in flight.keys}
+            errors = {
+                name: error for flight in flights if flight.future.is_done() for name, error in flight.take().items()
+            }
+            left = [name for name in left if name not in asked or (name in errors and errors[name].retriable)]
+            timer.update()
+            if not left or timer.is_expired:
+                break
+            self.clock.sleep_ms(min(self.backoff_ms(attempts), timer.remaining_ms))
+        return left
+
+    def _await(self, flights: Iterable[LookupFlight], timer: Timer) -> None:
         for flight in flights:
             try:
                 self.client.poll_until(flight.future, timer)
             except (TopicAuthorizationError, InvalidTopicError) as error:
                 log.debug("Not for a lookup: %s", error)
-            if flight.future.is_done():
-                flight.take()
 
     def backoff_ms(self, attempts: int) -> int:
         return self._backoff.backoff_ms(attempts)

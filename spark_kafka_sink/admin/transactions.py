@@ -121,6 +121,12 @@ class Transactions:
         outcomes = self._calls.run(_DescribeTransactions(given, have_begun), transactional_ids, timer)
         return {transactional_id: outcome.get().description for transactional_id, outcome in outcomes.items()}
 
+    def without_coordinator(self, transactional_ids: Sequence[str], timer: Timer) -> list[str]:
+        """Return the ids whose partition of __transaction_state has no leader, so that their transactions are in no
+        list. It needs only DESCRIBE on the ids, whether they are in use or not; others are left out.
+        """
+        return self._calls.without_coordinator(TRANSACTION, transactional_ids, timer)
+
     def list_transactions(
         self,
         timer: Timer,

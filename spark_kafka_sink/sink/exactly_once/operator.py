@@ -30,7 +30,6 @@ from spark_kafka_sink.common.errors import (
     KafkaTimeoutError,
     ProducerFencedError,
     ProtocolError,
-    TopicAuthorizationError,
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction
 from spark_kafka_sink.common.texts import for_stream, one_line
@@ -46,6 +45,7 @@ from spark_kafka_sink.sink.exactly_once.messages import (
     is_marker_text,
     is_task_id,
     prefix_of,
+    task_id,
 )
 from spark_kafka_sink.sink.exactly_once.protocol import ExactlyOnceDriver, PrefixRecords
 from spark_kafka_sink.sink.exactly_once.query_names import is_names_key
@@ -53,7 +53,11 @@ from spark_kafka_sink.sink.exactly_once.write_names import is_one_off
 from spark_kafka_sink.sink.options import DECISION_TOPIC, EXACTLY_ONCE, KAFKA_PREFIX, SinkConfig
 from spark_kafka_sink.sink.properties_file import PropertiesFile, read_properties
 
-_TRANSACTIONS_TOPIC: Final = "__transaction_state"
+_NO_LEADER: Final = "their partitions of __transaction_state have no leader"
+_ASKED_IDS: Final = 1_000
+"""Kafka has 50 partitions of __transaction_state; a cluster with 100 has one without any of these ids once in 200."""
+_UNSEEN_MS: Final = 3_000
+"""A new leader takes less."""
 _OPEN: Final = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 _NOT_ASKED: Final = (AuthorizationError, AuthenticationError)
 _MOST_NAMED: Final = 10
@@ -76,13 +80,14 @@ class Operator:
         for key in shown:
             if prefix_of(key) not in decisions or _is_moved(*decisions[key]):  # else the decision says more
                 name = one_line((prefix_of(key) or key).decode("utf-8", "replace"))
-                self._say(f"{name}: {self._in_words(key, *decisions[key])}")
+                self._say(f"{name}: {_in_words(key, *decisions[key])}")
         if not any(prefix_of(key) is None for key in shown):
             of = "" if prefix is None else f" of {prefix}"
             self._say(f"No decision{of} in {self._config.decision_topic}.")
         rows = [self._row(found) for found in self._open(prefix)]
-        if unseen := self._unseen():
-            self._say(f"Transactions in {unseen} are not shown: there is no leader.")
+        known = {(prefix_of(key) or key).decode("utf-8", "replace") for key in decisions}
+        if unseen := self._unseen(sorted(known) if prefix is None else [prefix]):
+            self._say(f"Transactions of {unseen} are not shown: {_NO_LEADER}.")
         if not rows:
             self._say("No other transaction is open." if unseen else "No transaction is open.")
             return
@@ -288,10 +293,10 @@ class Operator:
                 f"{len(left)} transactions of {prefix} are open, and may be decided in another topic. Nothing was"
                 f" changed. If they are not, abort them first: {operator_command('abort', prefix, topic)}"
             )
-        if unseen := self._unseen():
+        if unseen := self._unseen([prefix]):
             raise IllegalStateError(
-                f"It is not known whether transactions of {prefix} are open: there is no leader of {unseen}. Nothing"
-                " was changed. Start the broker first."
+                f"It is not known whether transactions of {prefix} are open. Its ids may be {unseen}, and {_NO_LEADER}."
+                " Nothing was changed. Start the broker first."
             )
 
     def _refuse_undecided(self, cluster: KafkaDriverCluster, prefix: str) -> None:
@@ -329,14 +334,14 @@ class Operator:
         last = "Nothing was decided" + (", or it was finished before" if is_one_off(prefix) else "")
         if batch_start.last_batch_id is not None:
             last = f"Batch {batch_start.last_batch_id} is committed"
-        left, unseen = self._ongoing(prefix), self._unseen()
+        left, unseen = self._ongoing(prefix), self._unseen([prefix])
         named = f"open until they time out ({len(left)}): {', '.join(left[:20])}"
         nothing = f"nothing {'else ' if unseen else ''}of {prefix} is open"
         self._say(f"{last}; {named if left else nothing}.")
         if unseen:
             self._say(
-                f"What is in {unseen} is not known: there is no leader. Transactions there stay open until they time"
-                " out, or until the query or this command runs after the broker is back."
+                f"What is open of {unseen} is not known: {_NO_LEADER}. It stays open until it times out, or until the"
+                " query or this command runs after the broker is back."
             )
         return left
 
@@ -414,19 +419,19 @@ class Operator:
         described = self._client.transactions.describe_transactions(ids, timer) if ids else {}
         return [found for found in described.values() if found is not None and found.state in _OPEN]
 
-    def _unseen(self) -> str:
-        """Return the partitions of the transactions topic without a leader, as text: their transactions are in no list.
-        Empty if there are none, or if the brokers do not show that topic.
+    def _unseen(self, prefixes: Sequence[str]) -> str:
+        """Return ids that tasks of the prefixes may have and that have no coordinator now, as text. Empty if there are
+        none. So many ids are asked for that they are in all partitions of the coordinators' topic, which the principal
+        may mostly not describe.
         """
-        topic, creation = _TRANSACTIONS_TOPIC, self._client.creation
-        try:
-            creation.count(topic, self._client.timer(self._config.producer.max_block_ms))
-        except TopicAuthorizationError:
+        each_has = max(1, _ASKED_IDS // max(1, len(prefixes)))
+        ids = [task_id(prefix, number, 0) for prefix in prefixes for number in range(each_has)][:_ASKED_IDS]
+        if not ids:
             return ""
-        finally:
-            creation.forget(topic)
-        away = [each for each in creation.cluster.partitions_for_topic(topic) if each.leader is None]
-        return ", ".join(f"{topic}-{each.partition}" for each in away[:_MOST_NAMED])
+        timer = self._client.timer(min(_UNSEEN_MS, self._config.producer.max_block_ms))
+        away = self._client.transactions.without_coordinator(ids, timer)
+        more = f" and {len(away) - _MOST_NAMED} more" if len(away) > _MOST_NAMED else ""
+        return ", ".join(map(one_line, away[:_MOST_NAMED])) + more
 
     def _open_tasks(self, prefix: str) -> list[str]:
         return [name for name in self._ongoing(prefix) if name != driver_id(prefix)]
@@ -438,29 +443,31 @@ class Operator:
         age = "-" if found.start_time_ms is None else f"{(self._wall_ms() - found.start_time_ms) / 1000:,.0f} s"
         return one_line(found.transactional_id), found.state.value, age, f"{found.timeout_ms / 1000:,.0f} s"
 
-    def _in_words(self, key: bytes, value: bytes, where: str) -> str:
-        """Return a record in words. A damaged record must not hide those of other prefixes."""
-        try:
-            if prefix_of(key) is None:
-                return self._decision_in_words(Decision.from_bytes(value, where, key.decode("utf-8", "replace")))
-            return _first_use_in_words(FirstUse.from_bytes(value, where))
-        except ProtocolError as error:
-            return one_line(str(error))
-        except (ValueError, TypeError, OverflowError, AttributeError, OSError) as error:
-            return f"{where}: this record cannot be shown: {type(error).__name__}."
 
-    def _decision_in_words(self, decision: Decision) -> str:
-        whose = one_line(name_of_query(decision.query_id))
-        when = _time(decision.time_ms)
-        what = f"batch {decision.batch_id} of {whose}, {decision.rows:,} rows, decided {when}"
-        if decision.is_accepted:
-            return f"{what}: closed by accept. The query goes on after it, whatever its rows are then."
-        if decision.is_finished:
-            return f"{what}: committed."
-        return (
-            f"{what}: its {len(decision.tasks)} transactions are not known to be committed yet. Start the query again"
-            " before they time out, or use finish."
-        )
+def _in_words(key: bytes, value: bytes, where: str) -> str:
+    """Return a record in words. A damaged record must not hide those of other prefixes."""
+    try:
+        if prefix_of(key) is None:
+            return _decision_in_words(Decision.from_bytes(value, where, key.decode("utf-8", "replace")))
+        return _first_use_in_words(FirstUse.from_bytes(value, where))
+    except ProtocolError as error:
+        return one_line(str(error))
+    except (ValueError, TypeError, OverflowError, AttributeError, OSError) as error:
+        return f"{where}: this record cannot be shown: {type(error).__name__}."
+
+
+def _decision_in_words(decision: Decision) -> str:
+    whose = one_line(name_of_query(decision.query_id))
+    when = _time(decision.time_ms)
+    what = f"batch {decision.batch_id} of {whose}, {decision.rows:,} rows, decided {when}"
+    if decision.is_accepted:
+        return f"{what}: closed by accept. The query goes on after it, whatever its rows are then."
+    if decision.is_finished:
+        return f"{what}: committed."
+    return (
+        f"{what}: its {len(decision.tasks)} transactions are not known to be committed yet. Start the query again"
+        " before they time out, or use finish."
+    )
 
 
 def _is_moved(first_use: bytes, where: str) -> bool:
