@@ -106,6 +106,7 @@ class Stage:
             "spark.master": "local[2]",
             "spark.ui.enabled": "false",
             "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false",
             "spark.eventLog.dir": (self.folder / "events").as_uri(),
             **settings,
         }
