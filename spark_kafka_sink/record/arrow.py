@@ -32,6 +32,8 @@ BINARY = pa.binary()
 
 _HAS_VIEWS = hasattr(pat, "is_binary_view")
 """Whether this pyarrow has arrays of views: from 16 on."""
+_CASTS_VIEWS = int(pa.__version__.split(".")[0]) >= 18
+"""Whether it can also make other arrays of them."""
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -96,6 +98,8 @@ def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
     if pat.is_dictionary(data_type):
         return _decoded(as_binary(array.dictionary, name), array.indices, name)
     try:
+        if _is_view(data_type) and not _CASTS_VIEWS:
+            return _copied_views(array, name)
         if _is_view(data_type):
             array = checked(array.cast(pa.binary_view()), name)
             if len(array):
@@ -107,6 +111,14 @@ def as_binary(array: pa.Array, name: str) -> pa.BinaryArray:
         return array.cast(BINARY)
     except pa.ArrowInvalid as error:
         raise too_large(name) from error
+
+
+def _copied_views(array: pa.Array, name: str) -> pa.BinaryArray:
+    """Copy views value by value, for a pyarrow that has no other way."""
+    if len(checked(array, name)):
+        _check_views(array, name)
+    values = array.to_pylist()
+    return pa.array(values, pa.string() if pat.is_string_view(array.type) else BINARY).cast(BINARY)
 
 
 def checked(array: pa.Array, name: str) -> pa.Array:

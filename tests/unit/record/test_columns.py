@@ -154,7 +154,27 @@ def test_column_above_32_bit_offsets_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("data_type", [pa.string_view(), pa.binary_view()], ids=str)
-def test_views_above_2_gib_together_are_refused_by_name(data_type: pa.DataType) -> None:
+def test_views_are_copied_by_a_pyarrow_that_does_not_cast_them(
+    monkeypatch: pytest.MonkeyPatch, data_type: pa.DataType
+) -> None:
+    """Bug: with pyarrow 16 and 17 each table of Polars with a text failed with an error of pyarrow."""
+    cells = [b"left out", "größe und mehr".encode(), None, b"", b"after"]
+    column = pa.array(cells, pa.binary_view()).cast(data_type).slice(1, 3)
+    dictionary = pa.DictionaryArray.from_arrays(pa.array([2, None, 0], pa.int8()), column)
+    monkeypatch.setattr(arrow, "_CASTS_VIEWS", False)
+    made = RecordColumns(column, dictionary)
+    assert made.value.type == made.key.type == pa.binary()
+    assert made.value.to_pylist() == cells[1:4]
+    assert made.key.to_pylist() == [b"", None, cells[1]]
+    assert RecordColumns(column.slice(0, 0)).value.to_pylist() == []
+
+
+@pytest.mark.parametrize("casts_views", [True, False])
+@pytest.mark.parametrize("data_type", [pa.string_view(), pa.binary_view()], ids=str)
+def test_views_above_2_gib_together_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, data_type: pa.DataType, casts_views: bool
+) -> None:
+    monkeypatch.setattr(arrow, "_CASTS_VIEWS", casts_views)
     _, view, data = pa.array([b"x" * (1 << 20)], pa.binary_view()).buffers()
     views = pa.py_buffer(np.tile(np.frombuffer(view, np.uint8), 2050))
     column = pa.Array.from_buffers(data_type, 2050, [None, views, data])
