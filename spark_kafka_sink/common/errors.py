@@ -437,7 +437,7 @@ class InvalidTxnStateError(KafkaError):
 
 class InvalidPidMappingError(KafkaError):
     error_code = 49
-    sentence = "The producer id is not the one assigned to this transactional id."
+    sentence = "The producer id is not the one of this transactional id, or the server does not know it."
 
 
 class InvalidTransactionTimeoutError(KafkaError):

@@ -19,6 +19,7 @@ from spark_kafka_sink.client.backoff import FOREVER_MS, ExponentialBackoff
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import (
     ClusterAuthorizationError,
+    InvalidPidMappingError,
     KafkaError,
     OutOfOrderSequenceError,
     UnknownProducerIdError,
@@ -393,6 +394,9 @@ class ProducerIdentity:
             return
         if not batch.has_sequence:
             return
+        if isinstance(error, InvalidPidMappingError) and batch.producer_id == self.producer.producer_id:
+            log.info("Asking for another producer id after: %s", error)  # a next epoch of this one helps nothing
+            self.producer = NO_PRODUCER
         if entry.in_flight:
             self._unresolved.add(batch.topic_partition)
             return

@@ -26,6 +26,7 @@ from spark_kafka_sink.common.errors import (
     ClusterAuthorizationError,
     ConcurrentTransactionsError,
     CoordinatorLoadInProgressError,
+    InvalidPidMappingError,
     InvalidRecordError,
     InvalidRequestError,
     KafkaError,
@@ -1197,6 +1198,29 @@ def test_exhausted_epochs_request_a_new_producer_id(refusals: int) -> None:
     assert not identity.is_initializing
     log = harness.cluster.log(TOPIC, 0)
     assert [(each.header.producer_id, each.header.producer_epoch) for each in log.batches[-3:]] == [(1001, 0)] * 3
+
+
+def test_producer_id_that_brokers_no_longer_know_is_replaced() -> None:
+    """Bug: the producer only began a new epoch of the id, so every later batch failed (seen of Azure Event Hubs)."""
+    harness = warm(ONE_EACH, topics={TOPIC: 2})
+    old = harness.identity.producer
+    harness.cluster.requests.clear()
+
+    def unknown(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        is_old = check_batch(exchange.request.topic_data[0].partition_data[0].records).producer_id == old.producer_id
+        return faults.fail_with(InvalidPidMappingError)(cluster, exchange, proceed) if is_old else proceed()
+
+    harness.cluster.on(ApiKey.PRODUCE, unknown, times=None)
+    refused = [harness.send(b"refused", partition=partition) for partition in (0, 1)]
+    harness.settle()
+    assert [type(error) for error in errors(refused)] == [InvalidPidMappingError] * 2
+    assert not any(error is not None and error.fatal for error in errors(refused))
+    later = [harness.send(b"later %d" % number, partition=number % 2) for number in range(6)]
+    harness.settle()
+    assert errors(later) == [None] * 6
+    assert harness.identity.producer.producer_id != old.producer_id
+    assert len(harness.cluster.requests_of(ApiKey.INIT_PRODUCER_ID)) == 1
+    assert harness.values(partition=1)[-3:] == [b"later 1", b"later 3", b"later 5"]
 
 
 # ---- after a fatal error ---------------------------------------------------------------------------------------------
