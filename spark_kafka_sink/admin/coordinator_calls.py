@@ -259,20 +259,20 @@ class CoordinatorCalls:
         the coordinators' topic has no leader. What is cached does not count. Names that may not be described are left
         out. Raises the error of a refused login.
         """
-        left = list(names)
-        for attempts in range(_MOST_AT_ONCE):
+        left, attempts = list(names), 0
+        while True:
             flights = self.lookup.send(key_type, left)
             self._await(flights, timer)
-            asked = {name for flight in flights if flight.future.is_done() for name in flight.keys}
-            errors = {
-                name: error for flight in flights if flight.future.is_done() for name, error in flight.take().items()
-            }
-            left = [name for name in left if name not in asked or (name in errors and errors[name].retriable)]
+            for flight in flights:
+                if flight.future.is_done():
+                    errors = flight.take()
+                    settled = {name for name in flight.keys if name not in errors or not errors[name].retriable}
+                    left = [name for name in left if name not in settled]
             timer.update()
             if not left or timer.is_expired:
-                break
+                return left
             self.clock.sleep_ms(min(self.backoff_ms(attempts), timer.remaining_ms))
-        return left
+            attempts += 1
 
     def _await(self, flights: Iterable[LookupFlight], timer: Timer) -> None:
         for flight in flights:

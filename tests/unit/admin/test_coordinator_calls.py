@@ -125,6 +125,28 @@ def test_coordinator_that_cannot_be_looked_up_is_left_to_the_call_that_needs_it(
     assert begin(bench, ["c"])["c"].error is None
 
 
+@pytest.mark.parametrize("fault", [faults.lose_request(), faults.fail_with(CoordinatorNotAvailableError)])
+def test_names_without_a_coordinator_are_told_at_the_limit(bench: Bench, fault: faults.Hook) -> None:
+    calls, names = bench.coordinator.transactions, ["a", "b"]
+    assert calls.without_coordinator(names, bench.timer(1_000)) == []
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, fault, times=None)
+    began_ms = bench.rig.now_ms
+    assert calls.without_coordinator(names, bench.timer(1_000)) == names, "what was found before does not count"
+    assert bench.rig.now_ms - began_ms <= 1_100
+    assert len(bench.asked(ApiKey.FIND_COORDINATOR)) < 20
+
+
+@pytest.mark.parametrize("fault", [faults.close_before(), faults.fail_with(CoordinatorNotAvailableError)])
+def test_names_whose_lookup_fails_for_now_have_a_coordinator(bench: Bench, fault: faults.Hook) -> None:
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, fault, times=2)
+    assert bench.coordinator.transactions.without_coordinator(["a", "b"], bench.timer(3_000)) == []
+
+
+def test_name_that_may_not_be_described_is_not_without_a_coordinator(bench: Bench) -> None:
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.fail_with(TransactionalIdAuthorizationError), times=None)
+    assert bench.coordinator.transactions.without_coordinator(["a"], bench.timer(1_000)) == []
+
+
 def test_old_broker_is_not_asked_for_many_names_twice() -> None:
     bench = Bench()
     bench.cluster.versions = KAFKA_2_1
