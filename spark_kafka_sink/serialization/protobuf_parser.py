@@ -46,9 +46,9 @@ def parse_proto(proto: str, message: str | None, field: str) -> ProtoSchema:
     root = message_name(proto, message)
     try:
         return _parsed(proto, root)
-    except ModuleNotFoundError as error:
+    except ModuleNotFoundError:
         raise ConfigError(
-            f"{field}.format=protobuf needs a parser of .proto files on the driver, and {error.name} is not installed:"
+            f"{field}.format=protobuf needs a parser of .proto files on the driver, and grpcio-tools is not installed:"
             " pip install 'spark-kafka-sink[protobuf]'.",
             setting=f"{field}.format",
         ) from None
