@@ -105,8 +105,8 @@ def test_without_the_parser_the_error_names_the_extra(tmp_path: Path) -> None:
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     assert run_script(script, tmp_path).stdout.strip() == (
-        "ConfigError key.format=protobuf needs a parser of .proto files on the driver, and grpcio-tools is not installed:"
-        " pip install 'spark-kafka-sink[protobuf]'."
+        "ConfigError key.format=protobuf needs a parser of .proto files on the driver, and grpcio-tools is not"
+        " installed: pip install 'spark-kafka-sink[protobuf]'."
     )
 
 
