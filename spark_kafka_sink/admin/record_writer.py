@@ -36,6 +36,10 @@ from spark_kafka_sink.record.codecs import codec_for
 from spark_kafka_sink.record.encoder import encode_rows
 
 _ALL_REPLICAS: Final = -1
+_REPLICAS_MS: Final = 30_000
+"""How long a leader waits for its replicas before it answers."""
+_ALONE_MS: Final = 5_000
+"""The same for a record that may be written again: a leader that is none any more waits in vain."""
 _NOT_ATTEMPTED: Final = 55
 """OPERATION_NOT_ATTEMPTED"""
 _CODEC: Final = codec_for("gzip")
@@ -93,7 +97,8 @@ class RecordWriter:
         """Write one record without a transaction: once, or several times if a response is lost. Return its offset.
         Metadata must already include the topic. Raises the errors of `write`.
         """
-        return self._send(self._request(None, topic_partition, key, value, NO_SEQUENCE), topic_partition, timer)
+        request = self._request(None, topic_partition, key, value, NO_SEQUENCE, _ALONE_MS)
+        return self._send(request, topic_partition, timer)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
@@ -119,7 +124,13 @@ class RecordWriter:
         raise late.at(topic_partition=topic_partition)
 
     def _request(
-        self, transaction: OpenTransaction | None, place: TopicPartition, key: bytes, value: bytes | None, sequence: int
+        self,
+        transaction: OpenTransaction | None,
+        place: TopicPartition,
+        key: bytes,
+        value: bytes | None,
+        sequence: int,
+        replicas_ms: int = _REPLICAS_MS,
     ) -> ProduceRequest:
         name, producer_id, epoch, version = transaction or (None, NO_PRODUCER_ID, NO_PRODUCER_EPOCH, 2)
         now_ms = self._clock.wall_ms()
@@ -136,7 +147,7 @@ class RecordWriter:
             is_transactional=transaction is not None,
         )
         batches = {place.topic: [(place.partition, RecordChunks(sealed.buffers))]}
-        return ProduceRequest(_ALL_REPLICAS, 30_000, batches, name, version)
+        return ProduceRequest(_ALL_REPLICAS, replicas_ms, batches, name, version)
 
     def _try(self, request: Request, place: TopicPartition, timer: Timer) -> KafkaError | int:
         """Return the offset, or why the record is not known to be written."""

@@ -85,6 +85,14 @@ def test_leader_that_moved_is_found_again(bench: CoordinatorBench) -> None:
     assert bench.asked(ApiKey.PRODUCE)[-1].node_id == 1
 
 
+def test_record_without_a_transaction_waits_for_replicas_only_shortly(bench: CoordinatorBench) -> None:
+    """A leader that is cut off from the cluster waits in vain, and the next one is asked only then."""
+    bench.coordinator.creation.count("t", bench.timer())
+    assert bench.coordinator.writer.write_alone(PLACE, b"mine", b"alone", bench.timer()) == 0
+    write(bench, begin(bench), "in a transaction")
+    assert [each.request.timeout.total_seconds() for each in bench.asked(ApiKey.PRODUCE)] == [5, 30]
+
+
 def test_leader_whose_replicas_do_not_answer_is_looked_for_again(bench: CoordinatorBench) -> None:
     """It may be cut off from the cluster, which has another leader; its metadata was asked for again only by age."""
     open_ = begin(bench)
