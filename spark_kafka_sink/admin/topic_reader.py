@@ -489,16 +489,21 @@ class TopicTail:
     ) -> list[TopicPartition]:
         """Wait until readers under read_committed can read each partition up to its offset in `ends`. Return the
         partitions where they cannot although `has_ended`, which says whether the coordinators call the transactions
-        complete. It is not asked after the first look, because end markers mostly take a few ms. Raises
-        KafkaTimeoutError.
+        complete. It is not asked after the first look, because end markers mostly take a few ms. Before the last look
+        the leaders are looked for again: one that was frozen or cut off sees no newer end. Raises KafkaTimeoutError.
         """
-        is_over, pause_ms = False, _FIRST_PAUSE_MS
+        is_over, is_renewed, pause_ms = False, False, _FIRST_PAUSE_MS
         behind = list(ends)
         while True:
             stable = self.list_offsets(behind, LATEST_TIMESTAMP, timer, READ_COMMITTED)
             behind = [place for place in behind if stable[place] < ends[place]]
-            if not behind or is_over:
+            if not behind or is_renewed:
                 return behind
+            if is_over and not self._client.await_metadata_update(timer):
+                return behind
+            if is_over:
+                is_renewed = True
+                continue
             is_over = pause_ms > _FIRST_PAUSE_MS and has_ended()
             timer.update()
             if timer.is_expired:

@@ -354,15 +354,8 @@ class ExactlyOnceDriver:
         which finds that out.
         """
         with self._errors_say_decided(decision):
-            outcomes = self._cluster.end(decision.transactions, committed=True)
-            unknown = {each.transaction.transactional_id for each in outcomes if each.status in UNKNOWN_ENDS}
-            for each in outcomes:
-                if each.status not in UNKNOWN_ENDS and each.error is not None:
-                    raise each.error
-            if unknown:
-                tasks = [task for task in decision.tasks if task.transaction.transactional_id in unknown]
-                self._abort_late_attempts(driver, decision, tasks)
-                self._check_markers(driver, decision, tasks)
+            if unknown := _commit(self._cluster, decision.tasks):
+                self._settle_unknown(driver, decision, unknown)
             left = self._others_open(driver, ())  # meanwhile the brokers write the end markers
             self._end_markers.complete(decision, driver)
             return left
@@ -373,15 +366,31 @@ class ExactlyOnceDriver:
         producer = self._cluster.init_producer_id(self._name, held)
         return OpenTransaction.of(self._name, producer, self._cluster.transaction_version())
 
+    def _settle_unknown(self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction]) -> None:
+        """Find out what became of decided transactions whose coordinators refused to commit them. One that was frozen
+        or cut off may have refused by an older epoch: the transaction is open for the next coordinator, and committed.
+        """
+        given = {task.transaction.transactional_id: task.transaction.producer for task in tasks}
+        described = self._cluster.describe(given, given)
+        open_ = [
+            task
+            for task in tasks
+            if (found := described[task.transaction.transactional_id]) and _is_open(found, task.transaction)
+        ]
+        refused = _commit(self._cluster, open_) if open_ else []
+        if left := [task for task in tasks if task not in open_ or task in refused]:
+            self._abort_late_attempts(driver, decision, left, described)
+            self._check_markers(driver, decision, left)
+
     def _abort_late_attempts(
-        self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction]
+        self, driver: OpenTransaction, decision: Decision, tasks: Sequence[TaskTransaction], seen: Descriptions
     ) -> None:
         """Abort transactions that a late attempt has begun under the id of a decided one. Their pending markers would
         hide the decided marker until they time out. A transaction in the epoch after the decided one is no attempt's: a
         driver has begun it for an end marker, and it is committed.
         """
         decided = {task.transaction.transactional_id: task.transaction for task in tasks}
-        described = {name: found for name, found in self._cluster.describe(decided).items() if found is not None}
+        described = {name: found for name, found in seen.items() if found is not None and name in decided}
         open_ = [
             OpenTransaction.of(name, found.producer, driver.transaction_version)
             for name, found in described.items()
@@ -522,6 +531,16 @@ class ExactlyOnceDriver:
             f" {unknown_advice(decision.query_id, self._finish)}",
             retriable=bool(decision.query_id),
         ) from ended.error
+
+
+def _commit(cluster: DriverCluster, tasks: Sequence[TaskTransaction]) -> list[TaskTransaction]:
+    """Commit transactions. Return those of which the coordinators do not say whether they are committed."""
+    outcomes = cluster.end([task.transaction for task in tasks], committed=True)
+    for each in outcomes:
+        if each.status not in UNKNOWN_ENDS and each.error is not None:
+            raise each.error
+    unknown = {each.transaction.transactional_id for each in outcomes if each.status in UNKNOWN_ENDS}
+    return [task for task in tasks if task.transaction.transactional_id in unknown]
 
 
 @contextmanager

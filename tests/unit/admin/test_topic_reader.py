@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ from kio.schema.errors import ErrorCode
 from support.client_rig import ClientRig
 from support.coordinator_bench import PLACE, CoordinatorBench
 from support.scripted_broker import faults
-from support.scripted_broker.exchange import Exchange
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.versions import KAFKA_4_1
 
 from spark_kafka_sink.admin.topic_reader import (
@@ -541,6 +543,27 @@ def test_batch_of_more_records_than_any_decision_is_refused(bench: CoordinatorBe
     assert bench.cluster.log("t", 0).append(b"".join(sealed.buffers), 0).error_code == 0
     with pytest.raises(CorruptBatchError, match=r"^t-0: .* has 100001 records, more than the 100000 that are read"):
         newest(bench)
+
+
+def test_older_leader_is_replaced_before_an_end_counts_as_unreadable(bench: CoordinatorBench) -> None:
+    """Bug: after the leader was cut off, rows that all readers saw were called unreadable (KAFKA-20734)."""
+    topics, end = bench.coordinator.topics, bench.cluster.log("t", 0).next_offset
+    assert topics.list_offsets([PLACE], LATEST_TIMESTAMP, bench.timer()) == {PLACE: end}
+    asked: list[int] = []
+
+    def cut_off(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        asked.append(exchange.node_id)
+        answer = proceed()
+        assert answer.values is not None
+        (topic,) = answer.values["topics"]
+        partition = topic["partitions"][0] | {"error_code": 0, "offset": end - 1}
+        topics = [topic | {"partitions": [partition]}]
+        return dataclasses.replace(answer, values={**answer.values, "topics": topics})
+
+    bench.cluster.on(ApiKey.LIST_OFFSETS, cut_off, times=None, node_id=0)
+    bench.cluster.move_leader("t", 0, 1)
+    assert topics.await_stable({PLACE: end}, bench.timer(), lambda: True) == []
+    assert asked == [0] * 3
 
 
 def test_reading_from_an_offset_goes_to_the_end(bench: CoordinatorBench) -> None:

@@ -12,7 +12,10 @@ from unittest.mock import Mock
 import pytest
 from kio.schema.errors import ErrorCode
 from support.coordinator_bench import PLACE, CoordinatorBench
-from support.driver_steps import CONFIG, driver_of, refused_to_task_0, task_outcome
+from support.driver_steps import CONFIG, driver_of, marked_task, refused_to_task_0, task_outcome
+from support.scripted_broker import faults
+from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.transaction_coordinator import MAX_EPOCH
 
 from spark_kafka_sink.admin.transaction_values import TransactionDescription, TransactionState
@@ -137,6 +140,40 @@ def test_late_commit_counts_if_marker_was_committed(
         )
         with pytest.raises(TransactionLostError, match=text):
             driver.commit([outcome])
+
+
+@pytest.mark.parametrize("error_code", [ErrorCode.invalid_txn_state, ErrorCode.producer_fenced])
+def test_coordinator_that_was_replaced_does_not_make_a_decided_batch_lost(
+    bench: CoordinatorBench, driver: ExactlyOnceDriver, error_code: int
+) -> None:
+    """Bug: a coordinator that was cut off refused the commit by an older epoch, and knew no marker. The error said that
+    the rows are gone and to write them by hand, and the next start committed them.
+    """
+    driver.commit([marked_task(bench, driver.begin(), batch_id=0, value="a")])
+    outcome = marked_task(bench, driver.begin(), batch_id=1, value="b")
+    asked = iter([True])
+
+    def older(values: dict[str, Any]) -> dict[str, Any]:
+        states = [
+            each | {"producer_epoch": each["producer_epoch"] - 1, "transaction_state": "CompleteCommit"}
+            if each["transactional_id"] == "P/0" and next(asked, False)
+            else each
+            for each in values["transaction_states"]
+        ]
+        return values | {"transaction_states": states}
+
+    def refuse(cluster: ScriptedCluster, exchange: Exchange, proceed: faults.Proceed) -> Answer:
+        is_task = exchange.request.transactional_id == "P/0"
+        if not is_task or not next(refused, False):
+            return proceed()
+        bench.cluster.on(ApiKey.DESCRIBE_TRANSACTIONS, faults.change(older), times=None)
+        return faults.fail_with(error_code)(cluster, exchange, proceed)
+
+    refused = iter([True])
+    bench.cluster.on(ApiKey.END_TXN, refuse, times=None)
+    assert driver.commit([outcome]).decision is not None
+    assert (next(refused, None), next(asked, None)) == (None, None)
+    assert bench.values() == ["a", "b"]
 
 
 def test_loss_to_an_operators_abort_names_that_cause(bench: CoordinatorBench, driver: ExactlyOnceDriver) -> None:
