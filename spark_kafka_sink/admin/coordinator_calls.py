@@ -21,6 +21,7 @@ from spark_kafka_sink.client.seams import ClientResponse
 from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
+    AuthenticationError,
     CoordinatorNotAvailableError,
     DisconnectError,
     InvalidTopicError,
@@ -53,6 +54,8 @@ _MOVED: Final = (NotCoordinatorError, CoordinatorNotAvailableError, DisconnectEr
 _MOST_KNOWN: Final = 10_000
 """Cached coordinators; more than one call has items. Batch writes without a prefix have new names each time."""
 CONTRADICTION: Final = "The answer names it more than once, with different outcomes."
+_OF_TOPICS: Final = (TopicAuthorizationError, InvalidTopicError)
+"""Errors of metadata that no lookup needs."""
 _ONE_AT_A_TIME: Final = CoordinatorNotAvailableError("The node takes one key at a time.")
 _PERMISSIONS: Final = {
     (GROUP, 30): "Not authorized for the group: grant DESCRIBE on it, which READ includes.",
@@ -249,7 +252,7 @@ class CoordinatorCalls:
         for key_type in (TRANSACTION, GROUP):
             if unknown := [name for name in names if self.lookup.known(key_type, name) is None]:
                 flights += self.lookup.send(key_type, unknown)
-        self._await(flights, timer)
+        self._await((flight.future for flight in flights), timer)
         for flight in flights:
             if flight.future.is_done():
                 flight.take()
@@ -262,7 +265,7 @@ class CoordinatorCalls:
         left, attempts = list(names), 0
         while True:
             flights = self.lookup.send(key_type, left)
-            self._await(flights, timer)
+            self._await((flight.future for flight in flights), timer)
             for flight in flights:
                 if flight.future.is_done():
                     errors = flight.take()
@@ -274,11 +277,36 @@ class CoordinatorCalls:
             self.clock.sleep_ms(min(self.backoff_ms(attempts), timer.remaining_ms))
             attempts += 1
 
-    def _await(self, flights: Iterable[LookupFlight], timer: Timer) -> None:
-        for flight in flights:
+    def disputed(self, key_type: int, names: Sequence[str], timer: Timer) -> list[str]:
+        """Return those of `names` for which brokers name different coordinators until the timer expires. One of these
+        brokers is cut off from its controllers, and may answer as a coordinator with what it knew before. Every broker
+        is asked; one that does not answer, or refuses the login, does not count.
+        """
+        left, attempts = list(names), 0
+        while True:
+            request = FindCoordinatorsRequest(tuple(left), key_type)
+            futures = [self.client.send(node, request) for node in self.metadata.fetch().nodes]
+            self._await(futures, timer, (*_OF_TOPICS, AuthenticationError))
+            timer.update()
+            if attempts and not all(future.is_done() for future in futures):
+                return left  # the limit has cut this round short, so it says nothing
+            bodies = [future.value().body for future in futures if future.is_done() and future.succeeded()]
+            left = [name for name in left if len(_coordinators(name, bodies)) > 1]
+            if not left or timer.is_expired:
+                return left
+            self.clock.sleep_ms(min(self.backoff_ms(attempts), timer.remaining_ms))
+            attempts += 1
+
+    def _await(
+        self,
+        futures: Iterable[RequestFuture[ClientResponse]],
+        timer: Timer,
+        harmless: tuple[type[KafkaError], ...] = _OF_TOPICS,
+    ) -> None:
+        for future in futures:
             try:
-                self.client.poll_until(flight.future, timer)
-            except (TopicAuthorizationError, InvalidTopicError) as error:
+                self.client.poll_until(future, timer)
+            except harmless as error:
                 log.debug("Not for a lookup: %s", error)
 
     def backoff_ms(self, attempts: int) -> int:
@@ -466,6 +494,12 @@ class _Call(Generic[Item, Value]):
         if node is not None and str(node) not in place:
             place += f", asked of node {node}"
         return error.reworded(f"{place}: {self.api.advice.get(error.error_code or 0) or error.text}")
+
+
+def _coordinators(name: str, bodies: Iterable[Message]) -> set[int]:
+    """Return the ids of the nodes that answers to FindCoordinator name."""
+    found = (coordinator_of(body, name) for body in bodies)
+    return {int(each.node_id) for each in found if each is not None and not each.error_code}
 
 
 def _take_done(entries: list[_Entry], future: Callable[[_Entry], RequestFuture[ClientResponse]]) -> list[_Entry]:

@@ -53,6 +53,10 @@ class GroupOffsets:
             [_GroupPartitions(group, tuple(partitions)) for group, partitions in topic_partitions.items()], timer
         )
 
+    def disputed(self, groups: Sequence[str], timer: Timer) -> list[str]:
+        """Return the groups for which brokers name different coordinators, as `CoordinatorCalls.disputed`."""
+        return self._calls.disputed(GROUP, groups, timer)
+
     def fetch_all_offsets(self, groups: Iterable[str], timer: Timer) -> dict[str, GroupCommits]:
         """Return what the groups have committed for all topics that the principal may describe. Does not wait for open
         transactions. Raises as `fetch_offsets` does.

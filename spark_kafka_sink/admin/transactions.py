@@ -127,6 +127,10 @@ class Transactions:
         """
         return self._calls.without_coordinator(TRANSACTION, transactional_ids, timer)
 
+    def disputed(self, transactional_ids: Sequence[str], timer: Timer) -> list[str]:
+        """Return the ids for which brokers name different coordinators, as `CoordinatorCalls.disputed`."""
+        return self._calls.disputed(TRANSACTION, transactional_ids, timer)
+
     def list_transactions(
         self,
         timer: Timer,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from spark_kafka_sink.admin.cluster_client import ClusterClient
+from spark_kafka_sink.admin.request_client import Timer
 from spark_kafka_sink.admin.transaction_values import EndTxnStatus, TransactionDescription, TransactionState
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -56,6 +57,8 @@ from spark_kafka_sink.sink.properties_file import PropertiesFile, read_propertie
 _NO_LEADER: Final = "their partitions of __transaction_state have no leader"
 _ASKED_IDS: Final = 1_000
 """Kafka has 50 partitions of __transaction_state; a cluster with 100 has one without any of these ids once in 200."""
+_DISPUTED_MS: Final = 10_000
+"""Brokers hear of a new leader sooner."""
 _UNSEEN_MS: Final = 3_000
 """A new leader takes less."""
 _OPEN: Final = (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
@@ -139,6 +142,7 @@ class Operator:
                 " its rows are then."
             )
             return
+        self._refuse_disputed(self._client.transactions.disputed, [each.transactional_id for each in last.transactions])
         ended = cluster.end(last.transactions, committed=True)
         for each in ended:
             if each.status is EndTxnStatus.UNRESOLVED or isinstance(each.error, _NOT_ASKED):
@@ -278,6 +282,7 @@ class Operator:
         timer = self._client.timer(self._config.producer.max_block_ms)
         listed = self._client.transactions.list_transactions(timer)
         ids = [each.transactional_id for each in listed if is_task_id(prefix, each.transactional_id)]
+        self._refuse_disputed(self._client.groups.disputed, ids)
         timer = self._client.timer(self._config.producer.max_block_ms)
         return {
             place.topic
@@ -285,6 +290,18 @@ class Operator:
             for place, commit in commits.items()
             if commit is not None and is_marker_text(commit.metadata)
         }
+
+    def _refuse_disputed(self, disputed: Callable[[Sequence[str], Timer], list[str]], ids: Sequence[str]) -> None:
+        """Raise IllegalStateError if brokers name different coordinators of ids or groups: then one of them may answer
+        with what it knew before.
+        """
+        timer = self._client.timer(min(_DISPUTED_MS, self._config.producer.max_block_ms))
+        if ids and (left := disputed(ids, timer)):
+            raise IllegalStateError(
+                f"Brokers name different coordinators of {', '.join(map(one_line, left[:_MOST_NAMED]))}: one of them is"
+                " cut off from its controllers, and may not know what the others know. Nothing was changed. Run this"
+                " again when all brokers are healthy."
+            )
 
     def _refuse_open(self, prefix: str, topic: str) -> None:
         """Raise IllegalStateError if transactions of tasks are open, or may be."""

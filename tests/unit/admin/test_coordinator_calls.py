@@ -147,6 +147,32 @@ def test_name_that_may_not_be_described_is_not_without_a_coordinator(bench: Benc
     assert bench.coordinator.transactions.without_coordinator(["a"], bench.timer(1_000)) == []
 
 
+def names_itself(node_id: int) -> faults.Hook:
+    """FindCoordinator of a broker that is cut off from its controllers."""
+    own = {"node_id": node_id, "host": f"broker-{node_id}", "port": 9092}
+    return faults.change(lambda values: values | {"coordinators": [each | own for each in values["coordinators"]]})
+
+
+def test_names_with_different_coordinators_are_told_at_the_limit(bench: Bench) -> None:
+    bench.cluster.coordinators |= {"a": 0, "b": 2}
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, names_itself(2), times=None, node_id=2)
+    for limit_ms in (1_000, 1_001, 1_007, 1_333, 2_000):
+        assert bench.coordinator.groups.disputed(["a", "b"], bench.timer(limit_ms)) == ["a"]
+    bench.cluster.scripts.clear()
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, names_itself(2), times=2, node_id=2)
+    assert bench.coordinator.transactions.disputed(["a", "b"], bench.timer(3_000)) == [], "only for a moment"
+
+
+def test_broker_that_does_not_answer_disputes_nothing(bench: Bench) -> None:
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, faults.lose_request(), times=None, node_id=2)
+    began_ms = bench.rig.now_ms
+    assert bench.coordinator.groups.disputed(["a"], bench.timer(1_000)) == []
+    assert bench.rig.now_ms - began_ms <= 1_100
+    bench.rig.network.refused_logins[2] = SaslAuthenticationError("no")
+    bench.client.disconnect_async(bench.rig.node(2))
+    assert bench.coordinator.groups.disputed(["a"], bench.timer(1_000)) == []
+
+
 def test_old_broker_is_not_asked_for_many_names_twice() -> None:
     bench = Bench()
     bench.cluster.versions = KAFKA_2_1

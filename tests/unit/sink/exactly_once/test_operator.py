@@ -461,6 +461,40 @@ def without_leader(ids: str, code: int = ErrorCode.coordinator_not_available) ->
     return faults.change(lambda values: values | {"coordinators": [*map(away, values["coordinators"])]})
 
 
+def another_coordinator(ids: str) -> faults.Hook:
+    """FindCoordinator of a broker that is cut off: it still names itself."""
+
+    def itself(coordinator: dict[str, Any]) -> dict[str, Any]:
+        is_own = re.fullmatch(ids, coordinator["key"]) is not None
+        return coordinator | ({"node_id": 2, "host": "broker-2", "port": 9092} if is_own else {})
+
+    return faults.change(lambda values: values | {"coordinators": [*map(itself, values["coordinators"])]})
+
+
+def test_commands_that_would_believe_a_broker_that_is_cut_off_are_refused(bench: OperatorBench) -> None:
+    """Bug: it knew no markers, so that `adopt` did not find the earlier topic, and a batch could be written twice; and
+    `accept` took a transaction for lost that was open at the next coordinator.
+    """
+    bench.decide(0)
+    bench.cluster.coordinators["orders/0"] = 0
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, another_coordinator("orders/0"), times=None, node_id=2)
+    moved = Operator(bench.coordinator, other_topic("others"), bench.out, lambda: WALL_MS)
+    text = r"Brokers name different coordinators of orders/0: .* cut off .* Nothing was changed"
+    began_ms = bench.rig.now_ms
+    with pytest.raises(IllegalStateError, match=text):
+        bench.operator.accept(PREFIX)
+    assert bench.rig.now_ms - began_ms <= 11_000
+    bench.cluster.scripts.clear()
+    bench.operator.accept(PREFIX)
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, another_coordinator("orders/0"), times=None, node_id=2)
+    with pytest.raises(IllegalStateError, match=text):
+        moved.adopt(PREFIX)
+    bench.cluster.scripts.clear()
+    bench.cluster.on(ApiKey.FIND_COORDINATOR, another_coordinator("orders/0"), times=2, node_id=2)  # for a moment
+    moved.adopt(PREFIX)
+    assert f"decision.topic={CONFIG.decision_topic} is refused for orders from now on" in bench.said()
+
+
 def test_forget_aborts_open_transactions_first(bench: OperatorBench) -> None:
     bench.driver.commit(bench.batch(0))
     bench.batch(1)
