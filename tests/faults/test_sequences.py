@@ -37,8 +37,8 @@ def test_row_19_topic_vanishes_and_returns(scripted: Start, seed: int) -> None:
         with stage.server.lock:
             stage.cluster.topics["t"].is_visible = False
             stage.on(ApiKey.PRODUCE, faults.fail_with(UnknownTopicOrPartitionError), times=2)
-        asked = stage.requests(ApiKey.METADATA)
-        waiting = stage.send(producer, 3)
+            asked = stage.requests(ApiKey.METADATA)
+            waiting = stage.send(producer, 3)  # before the producer hears of it: else a send waits for max.block.ms
         deadline = time.monotonic() + 10
         while stage.requests(ApiKey.METADATA) < asked + 3:
             assert time.monotonic() < deadline
