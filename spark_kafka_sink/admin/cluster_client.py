@@ -105,7 +105,7 @@ class ClusterClient:
         timer: Timer,
         isolation_level: int = READ_COMMITTED,
     ) -> dict[bytes, DecodedRecord | None]:
-        """As `TopicTail.last_of_keys`, but surely finds what was committed before this call. A read alone does not: a
+        """As `TopicTail.last_of_keys`, but always finds what was committed before this call. A read alone does not: a
         leader that was frozen, or cut off from its controllers, answers as before when another one has newer records.
         But it can acknowledge no record for all replicas. So one is written first, and read up to.
 

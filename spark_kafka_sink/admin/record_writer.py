@@ -39,7 +39,7 @@ _ALL_REPLICAS: Final = -1
 _REPLICAS_MS: Final = 30_000
 """How long a leader waits for its replicas before it answers."""
 _ALONE_MS: Final = 5_000
-"""The same for a record that may be written again: a leader that is none any more waits in vain."""
+"""The same for a record that may be written again. A broker that does not lead any more would wait in vain."""
 _NOT_ATTEMPTED: Final = 55
 """OPERATION_NOT_ATTEMPTED"""
 _CODEC: Final = codec_for("gzip")

@@ -538,7 +538,7 @@ class TopicTail:
         Records behind an open transaction cannot be read yet. The call waits for the transaction's end, up to the
         current end of the partition. With READ_UNCOMMITTED it does not wait: for keys that no transaction writes.
 
-        A node that was frozen or cut off may not know yet that it leads the partition no more, and then misses newer
+        A node that was frozen or cut off may not know yet that another one leads the partition, and then lacks newer
         records. So if the partition seems to end before `least`, its leader is looked for again. Raises
         KafkaTimeoutError.
         """

@@ -395,7 +395,7 @@ class ProducerIdentity:
         if not batch.has_sequence:
             return
         if isinstance(error, InvalidPidMappingError) and batch.producer_id == self.producer.producer_id:
-            log.info("Asking for another producer id after: %s", error)  # a next epoch of this one helps nothing
+            log.info("Asking for another producer id after: %s", error)  # the next epoch would be refused, too
             self.producer = NO_PRODUCER
         if entry.in_flight:
             self._unresolved.add(batch.topic_partition)

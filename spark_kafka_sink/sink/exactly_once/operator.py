@@ -299,8 +299,8 @@ class Operator:
         if ids and (left := disputed(ids, timer)):
             raise IllegalStateError(
                 f"Brokers name different coordinators of {', '.join(map(one_line, left[:_MOST_NAMED]))}: one of them is"
-                " cut off from its controllers, and may not know what the others know. Nothing was changed. Run this"
-                " again when all brokers are healthy."
+                " cut off from its controllers, and may not know what the others know. No decision and no transaction"
+                " was changed. Run this again when all brokers are healthy."
             )
 
     def _refuse_open(self, prefix: str, topic: str) -> None:

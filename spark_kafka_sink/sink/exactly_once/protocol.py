@@ -534,7 +534,7 @@ class ExactlyOnceDriver:
 
 
 def _commit(cluster: DriverCluster, tasks: Sequence[TaskTransaction]) -> list[TaskTransaction]:
-    """Commit transactions. Return those of which the coordinators do not say whether they are committed."""
+    """Commit transactions. Return those whose coordinators do not say whether they are committed."""
     outcomes = cluster.end([task.transaction for task in tasks], committed=True)
     for each in outcomes:
         if each.status not in UNKNOWN_ENDS and each.error is not None:

@@ -8,7 +8,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,19 +76,8 @@ class Stage:
             "settings": json.dumps(settings),
             "ui_port": str(free_port()),
         }
-        done = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("secret_job.py")), json.dumps(arguments)],
-            env=ENVIRONMENT,
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        hunt = Hunt(self.folder, done.stdout, self.canaries())
-        assert done.returncode == 0, done.stdout[-5_000:].replace(CANARY, "***")
-        assert "DONE" in done.stdout
+        hunt = self._hunt([sys.executable, str(Path(__file__).with_name("secret_job.py")), json.dumps(arguments)])
+        assert "DONE" in hunt.printed
         return hunt
 
     def run_sql(self, settings: Mapping[str, str]) -> Hunt:
@@ -110,10 +99,16 @@ class Stage:
             "spark.eventLog.dir": (self.folder / "events").as_uri(),
             **settings,
         }
+        command = [str(Path(pyspark.__path__[0], "bin", "spark-sql")), "-f", str(statements)]
+        command += [part for key, value in all_settings.items() for part in ("--conf", f"{key}={value}")]
+        hunt = self._hunt(command, SPARK_HOME=pyspark.__path__[0])
+        statements.unlink()
+        return hunt
+
+    def _hunt(self, command: Sequence[str], **environment: str) -> Hunt:
         done = subprocess.run(
-            [str(Path(pyspark.__path__[0], "bin", "spark-sql")), "-f", str(statements)]
-            + [part for key, value in all_settings.items() for part in ("--conf", f"{key}={value}")],
-            env={**ENVIRONMENT, "SPARK_HOME": pyspark.__path__[0]},
+            command,
+            env={**ENVIRONMENT, **environment},
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -121,7 +116,6 @@ class Stage:
             timeout=240,
             check=False,
         )
-        statements.unlink()
         assert done.returncode == 0, done.stdout[-5_000:].replace(CANARY, "***")
         return Hunt(self.folder, done.stdout, self.canaries())
 

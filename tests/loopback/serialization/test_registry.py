@@ -608,7 +608,7 @@ def test_endpoint_that_gives_no_token_is_named(server: SchemaRegistryServer) -> 
 
 @pytest.mark.parametrize("life", [{}, {"expires_in": "60"}])
 def test_token_without_its_end_is_an_error_of_the_endpoint(server: SchemaRegistryServer, life: dict[str, str]) -> None:
-    """Bug: the error said that the registry is none, and to check its path."""
+    """Bug: the error blamed the registry, and said to check its path."""
     server.registry.token = "from-endpoint"
     with SchemaRegistryServer() as endpoint:
         endpoint.every = answering(200, {"access_token": "from-endpoint", **life})
