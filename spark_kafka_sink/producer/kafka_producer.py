@@ -16,7 +16,7 @@ import random
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -189,7 +189,7 @@ class KafkaProducer:
         self._codec = codec_for(self.config.compression_type, self.config.compression_level)
         api_versions = api_versions or ApiVersions()
         backoff = partial(ExponentialBackoff.doubling, config.retry_backoff_ms, config.retry_backoff_max_ms, self._rng)
-        self._transactions, self._identity = _idempotence(config, api_versions, backoff)
+        self._transactions, self._identity = _idempotence(config, api_versions, backoff, self._metadata)
         idempotence = self._transactions or self._identity
         self._pool = BufferPool(self.config.buffer_memory, self._clock, lambda: self.sender.wakeup_for_memory())
         client_or_own = client or network_client(self.config, self._metadata, self._clock, self._rng, api_versions)
@@ -630,13 +630,22 @@ def _warn_of_dropped(accumulator: RecordAccumulator) -> None:
 
 
 def _idempotence(
-    config: ProducerConfig, api_versions: ApiVersions, backoff: Callable[[], ExponentialBackoff]
+    config: ProducerConfig,
+    api_versions: ApiVersions,
+    backoff: Callable[[], ExponentialBackoff],
+    metadata: ProducerMetadata,
 ) -> tuple[TransactionManager | None, ProducerIdentity | None]:
     """Return the manager of transactions and the identity of a producer that has them."""
     name = config.transactional_id
     if name is None:
         return None, ProducerIdentity(backoff()) if config.enable_idempotence else None
-    manager = TransactionManager(name, config.transaction_timeout_ms, backoff(), api_versions.finalized_feature)
+
+    def brokers() -> Sequence[Node]:
+        cluster = metadata.fetch()
+        return () if cluster.is_bootstrap_configured else cluster.nodes
+
+    feature = api_versions.finalized_feature
+    manager = TransactionManager(name, config.transaction_timeout_ms, backoff(), feature, brokers)
     return manager, manager.identity
 
 

@@ -35,9 +35,9 @@ from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.config import ProducerConfig
 from spark_kafka_sink.common.errors import error_for_code
 from spark_kafka_sink.producer.metrics import ProducerMetrics
+from spark_kafka_sink.producer.operations import OperationResult
 from spark_kafka_sink.producer.telemetry_payload import PayloadMaker
 from spark_kafka_sink.producer.telemetry_points import TelemetryPoints
-from spark_kafka_sink.producer.transaction_requests import OperationResult
 from spark_kafka_sink.producer.transactions import TransactionManager
 from spark_kafka_sink.protocol.telemetry import (
     DEFAULT_PUSH_INTERVAL_MS,

@@ -21,10 +21,11 @@ from spark_kafka_sink.common.errors import (
     ProducerClosedError,
 )
 from spark_kafka_sink.producer.metrics import ProducerMetrics
+from spark_kafka_sink.producer.operations import OperationResult, interrupted
 from spark_kafka_sink.producer.producer_metadata import ProducerMetadata
 from spark_kafka_sink.producer.record_fields import checked_group, checked_offsets
 from spark_kafka_sink.producer.sender import Sender
-from spark_kafka_sink.producer.transaction_requests import GroupMetadata, Offsets, OperationResult, interrupted
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata, Offsets
 from spark_kafka_sink.producer.transactions import PreparedTransaction, State, TransactionManager
 
 _Result = TypeVar("_Result")

@@ -6,6 +6,8 @@ KIP-890).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.common.open_transaction import ProducerIdAndEpoch
@@ -34,6 +36,8 @@ class CurrentTransaction:
         self._asked_for: set[TopicPartition] = set()
         self._inside: set[TopicPartition] = set()
         self._has_started = False
+        self._added_at: dict[TopicPartition | str, str] = {}
+        """The partitions and groups that a coordinator has taken in, and the id of that node. Version 1."""
         self._of_version_1: ProducerIdAndEpoch | None = None
         """The epoch in which the last transaction of version 1 was."""
 
@@ -99,10 +103,20 @@ class CurrentTransaction:
         self._inside |= partitions
         self.start()
 
+    def was_added(self, parts: Iterable[TopicPartition | str], node_id: str) -> None:
+        """The coordinator `node_id` has taken in these partitions or this group, under version 1."""
+        self._added_at.update(dict.fromkeys(parts, node_id))
+
+    def added_elsewhere(self, node_id: str) -> tuple[list[TopicPartition], list[str]]:
+        """Return the partitions and the groups that another node than `node_id` has taken in."""
+        parts = [part for part, taken_by in self._added_at.items() if taken_by != node_id]
+        return [each for each in parts if not isinstance(each, str)], [each for each in parts if isinstance(each, str)]
+
     def forget(self) -> None:
         """The transaction has ended, or another begins."""
         self._new.clear()
         self._asked_for.clear()
         self._inside.clear()
+        self._added_at.clear()
         self._has_started = self.is_in_doubt = self.has_gap = self.is_resumed = False
         self.last_refusal = None

@@ -1,13 +1,18 @@
-"""The requests of a transaction, from the call that begins an operation to the answer of its coordinator.
+"""The requests of a transaction, and the answers of its coordinator.
 
-- `OperationResult` and `PendingOperation`: the one operation that a producer has under way, and its outcome.
 - The makers (`init_producer_id`, `add_partitions`, ...): what each request says, and how its answer is read.
 - `action_for`: what each error code leads to.
+- `Coordinators`: those that are known.
 - `TransactionQueue`: which request goes next, and to which node.
 
-Nothing here decides what an answer does to the transaction: `TransactionManager` does. Its lock guards all of this but
-`OperationResult`, which any thread may wait for. Reference:
-org.apache.kafka.clients.producer.internals.TransactionManager's TxnRequestHandler classes (KIP-98, KIP-447, KIP-890).
+A broker that is cut off from its controllers answers as the coordinator that it was before. It cannot write, so it
+takes no part of a transaction in. But under transaction.version 1 all transactions of a producer have the same epoch:
+such a broker takes the end of the current one for a repetition of an earlier end, and answers with success. Java's
+producer trusts it; `TransactionQueue.before_end` does not.
+
+Nothing here decides what an answer does to the transaction: `TransactionManager` does. Its lock guards all of this.
+Reference: org.apache.kafka.clients.producer.internals.TransactionManager's TxnRequestHandler classes (KIP-98, KIP-447,
+KIP-890).
 """
 
 from __future__ import annotations
@@ -15,16 +20,14 @@ from __future__ import annotations
 import enum
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.client.backoff import COORDINATOR_BACKOFF_MS, FOREVER_MS, ExponentialBackoff
-from spark_kafka_sink.common.clock import Clock
 from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import (
     CommitFailedError,
-    IllegalStateError,
     InvalidPidMappingError,
     InvalidProducerEpochError,
     KafkaError,
@@ -35,6 +38,8 @@ from spark_kafka_sink.common.errors import (
 )
 from spark_kafka_sink.common.open_transaction import OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.producer.idempotence import OutgoingRequest
+from spark_kafka_sink.producer.operations import OperationResult, PendingOperation
+from spark_kafka_sink.producer.transaction_content import CurrentTransaction
 from spark_kafka_sink.protocol.metadata import GROUP, TRANSACTION, FindCoordinatorRequest, coordinator_of
 from spark_kafka_sink.protocol.transactions import (
     AddOffsetsToTxnRequest,
@@ -55,137 +60,19 @@ NOTHING_ADDED: Final = frozenset({3, 55})
 """A partition of the request does not exist (UNKNOWN_TOPIC_OR_PARTITION), so the broker added none of the others."""
 _COMMIT_FAILED: Final = frozenset({22, 25})
 """ILLEGAL_GENERATION and UNKNOWN_MEMBER_ID. Of the requests here only TxnOffsetCommit gets these answers."""
+_DISPUTED: Final = (
+    "Broker {broker} names node {named} as the coordinator, another one named node {other}. One of the brokers may be"
+    " cut off from its controllers. The transaction ends once they agree."
+)
+_MOST_COORDINATORS: Final = 10_000
+"""Tasks of batch writes without a prefix have new transactional ids and groups each time."""
 _LEFT_OUT: Final = "The answer does not mention it."
 _NO_ID: Final = "The answer has no producer id."
 _OFFSET_NOT_GRANTED: Final = "Not authorized for the topic that the offset is of: grant READ on it."
-_MOST_COORDINATORS: Final = 10_000
-"""Tasks of batch writes without a prefix have new transactional ids and groups each time."""
-_OVERTAKES: Final = frozenset({("abort_transaction", "send_offsets_to_transaction")})
 
 
-# ---- operations ------------------------------------------------------------------------------------------------------
-
-
-class OperationResult:
-    """How an operation ended, such as `commit_transaction`. The first outcome counts. Any thread may wait.
-
-    `what` holds the arguments of the call that began the operation.
-    """
-
-    def __init__(self, operation: str, what: object = None) -> None:
-        self.operation = operation
-        self.what = what
-        self.error: KafkaError | None = None
-        self.is_reported = False
-        """The caller knows the outcome."""
-        self._lock = threading.RLock()
-        self._condition = threading.Condition(self._lock)
-        self._is_done = False
-
-    @property
-    def is_done(self) -> bool:
-        return self._is_done
-
-    def finish(self, error: KafkaError | None = None) -> None:
-        with self._lock:
-            if not self._is_done:
-                self.error = error
-                self._is_done = True
-                self._condition.notify_all()
-
-    def wait(self, clock: Clock, timeout_ms: int) -> bool:
-        """Wait for the outcome. Return False if it has not come in time."""
-        deadline_ms = clock.now_ms() + timeout_ms
-        with self._lock:
-            while not self._is_done and (left_ms := deadline_ms - clock.now_ms()) > 0:
-                clock.wait(self._condition, left_ms)
-            self.is_reported = self._is_done
-            return self._is_done
-
-
-class PendingOperation:
-    """The one operation that may be under way.
-
-    An operation goes on when its caller stops waiting. Its outcome is kept until the same operation is called again
-    with the same arguments. No other operation may begin before that. `undo` gets the error of an operation that was
-    interrupted as it began: the state may be that of the operation, without a request that ends it.
-    """
-
-    def __init__(self, undo: Callable[[KafkaError], None]) -> None:
-        self._undo = undo
-        self._result: OperationResult | None = None
-        self.last_refusal: KafkaError | None = None
-        """Why the operation takes so long: the last error after which a request of it was sent again."""
-        self.last_loss: str | None = None
-        """The last request of the operation without an answer, in words."""
-        self.unreachable_node = ""
-        """The id of the last node that could not be reached."""
-        self._closed_by: KafkaError | None = None
-
-    def begin(self, operation: str, enqueue: Callable[[OperationResult], None], what: object = None) -> OperationResult:
-        """Begin an operation, whose request `enqueue` puts into the queue. If that raises, perhaps because of Ctrl-C,
-        the operation is not under way.
-        """
-        result = OperationResult(operation, what)
-        try:
-            enqueue(result)
-        except IllegalStateError:  # misuse, refused before anything changed
-            raise
-        except BaseException as cause:
-            self._undo(interrupted(cause, operation))
-            raise
-        self._result = result
-        self.last_refusal = self.last_loss = None
-        self.unreachable_node = ""
-        return result
-
-    def joined(self, operation: str, what: object = None) -> OperationResult | None:
-        """Return the result of the same operation with the same arguments, if its caller has not got the outcome.
-
-        An abort may begin while offsets are on their way, because it makes them pointless. After a failure any
-        operation may begin that the state allows. Raises IllegalStateError if the outcome of another operation is open.
-        """
-        result = self._result
-        if result is not None and (result.operation, result.what) == (operation, what) and not result.is_reported:
-            return result
-        if self._closed_by is not None or (operation, "" if result is None else result.operation) not in _OVERTAKES:
-            self.ensure_none(operation)
-        return None
-
-    def ensure_none(self, operation: str) -> None:
-        if self._closed_by is not None:
-            raise self._closed_by.copied()
-        result = self._result
-        if result is None or result.is_reported or (result.is_done and result.error is not None):
-            return
-        earlier, again = result.operation, "that again"
-        if earlier == operation:
-            earlier, again = f"an earlier {operation}", "it again with the arguments that it had then"
-        raise IllegalStateError(f"{operation} was called while the outcome of {earlier} is open: call {again}.")
-
-    def give_up(self, error: KafkaError | None) -> None:
-        """End the operation, if one is under way."""
-        if self._result is not None:
-            self._result.finish(error)
-
-    def close(self, error: KafkaError) -> None:
-        """The Sender has ended: fail the operation that is under way, and each later one as it begins."""
-        self._closed_by = error
-        self.give_up(error)
-
-    @property
-    def reason_for_delay(self) -> str:
-        """Return a clause for error texts: the answers that explain the delay of the operation."""
-        refusal = "" if self.last_refusal is None else f" The last answer was: {self.last_refusal}"
-        return refusal + ("" if self.last_loss is None else f" {self.last_loss}")
-
-    def is_under_way(self, operation: str) -> bool:
-        return self._result is not None and self._result.operation == operation and not self._result.is_done
-
-
-def interrupted(cause: BaseException, call: str) -> KafkaError:
-    """Return the error of a transaction in which a call was interrupted, by Ctrl-C for example."""
-    return KafkaError(f"{call} was interrupted by {type(cause).__name__}: {cause}")
+CoordinatorKey = tuple[int, str]
+"""A type (TRANSACTION or GROUP), and the name of a transactional id or group."""
 
 
 # ---- what an error code leads to -------------------------------------------------------------------------------------
@@ -290,7 +177,7 @@ class TransactionRequest:
 
     priority: Priority
     request: Request
-    coordinator: tuple[int, str] | None
+    coordinator: CoordinatorKey | None
     refusals: Callable[[Message], Iterable[Refusal]]
     """The errors of an answer. An answer without any is a success."""
     succeeded: Callable[[Message], None]
@@ -299,6 +186,12 @@ class TransactionRequest:
     not_before_ms: int = field(default=0)
     was_lost: bool = field(default=False)
     """An earlier attempt was not answered, and may have taken effect."""
+    adds: Collection[TopicPartition | str] = ()
+    """The partitions or the group that it adds to the transaction."""
+    asks: Node | None = None
+    """It goes to this broker, and asks which coordinator that one knows."""
+    asked_for: TransactionRequest | None = None
+    """The end of a transaction that waits for the answer. What delays this request delays that one."""
 
     @property
     def api(self) -> str:
@@ -344,6 +237,24 @@ def find_coordinator(
     return TransactionRequest(Priority.FIND_COORDINATOR, request, None, refusals, succeeded, result)
 
 
+def confirm_coordinator(
+    end: TransactionRequest, broker: Node, coordinator: Node, succeeded: Callable[[Message], None]
+) -> TransactionRequest:
+    """Ask `broker` whether it names the same coordinator, where `end` is about to go."""
+    assert end.coordinator is not None
+    request = find_coordinator(*end.coordinator, succeeded, end.result)
+    key, own_refusals = end.coordinator[1], request.refusals
+
+    def refusals(body: Message) -> Iterable[Refusal]:
+        named = coordinator_of(body, key)
+        if named is None or named.error_code or named.node_id == coordinator.id:
+            return own_refusals(body)
+        text = _DISPUTED.format(broker=broker.id_string, named=named.node_id, other=coordinator.id_string)
+        return [Refusal(COORDINATOR_NOT_AVAILABLE, f"transactional.id {key}", text)]
+
+    return replace(request, coordinator=end.coordinator, refusals=refusals, asks=broker, asked_for=end)
+
+
 def init_producer_id(
     transactional_id: str,
     transaction_timeout_ms: int,
@@ -387,7 +298,7 @@ def add_partitions(
 
     coordinator = (TRANSACTION, transaction.transactional_id)
     priority = Priority.ADD_PARTITIONS_OR_OFFSETS
-    return TransactionRequest(priority, request, coordinator, refusals, succeeded, result)
+    return TransactionRequest(priority, request, coordinator, refusals, succeeded, result, adds=asked)
 
 
 def add_offsets(
@@ -401,6 +312,7 @@ def add_offsets(
         _own_error(f"group {group_id}"),
         succeeded,
         result,
+        adds=[group_id],
     )
 
 
@@ -474,6 +386,10 @@ def end_txn(
     )
 
 
+def _ignore(_: Message) -> None:
+    """What was added again is in the transaction already."""
+
+
 def _own_error(place: str) -> Callable[[Message], Iterable[Refusal]]:
     def refusals(body: Message) -> Iterable[Refusal]:
         return [Refusal(int(body.error_code), place)] if body.error_code else []
@@ -494,6 +410,43 @@ def _left_out(asked: Iterable[TopicPartition], answered: Container[TopicPartitio
     return [Refusal(COORDINATOR_NOT_AVAILABLE, str(place), _LEFT_OUT) for place in asked if place not in answered]
 
 
+# ---- coordinators ----------------------------------------------------------------------------------------------------
+
+
+class Coordinators:
+    """The known coordinators. `brokers` returns those that the metadata names, nothing before there is metadata."""
+
+    def __init__(self, brokers: Callable[[], Sequence[Node]]) -> None:
+        self.brokers = brokers
+        self._known: dict[CoordinatorKey, Node] = {}
+        self._named_by: dict[CoordinatorKey, set[int]] = {}
+        """The ids of the brokers that were asked, and named the known coordinator."""
+
+    def get(self, key: CoordinatorKey) -> Node | None:
+        return self._known.get(key)
+
+    def use(self, found: Mapping[CoordinatorKey, Node]) -> None:
+        """Take over coordinators that are not known yet."""
+        for key, node in found.items():
+            self._known.setdefault(key, node)
+            if len(self._known) > _MOST_COORDINATORS:
+                self.forget(next(iter(self._known)))
+
+    def forget(self, key: CoordinatorKey) -> None:
+        """The node is no longer the coordinator, cannot be reached, or other brokers name another one."""
+        self._known.pop(key, None)
+        self._named_by.pop(key, None)
+
+    def broker_to_ask(self, key: CoordinatorKey) -> Node | None:
+        """Return a broker that has not been asked yet for the known coordinator. None: all of them name it."""
+        asked = self._named_by.get(key, set())
+        return next((broker for broker in self.brokers() if broker.id not in asked), None)
+
+    def confirm(self, key: CoordinatorKey, broker: Node) -> None:
+        """`broker` has named the known coordinator."""
+        self._named_by.setdefault(key, set()).add(broker.id)
+
+
 # ---- the queue -------------------------------------------------------------------------------------------------------
 
 
@@ -505,7 +458,12 @@ class TransactionQueue:
     """
 
     def __init__(
-        self, transactional_id: str, retry_backoff: ExponentialBackoff, lock: threading.RLock, pending: PendingOperation
+        self,
+        transactional_id: str,
+        retry_backoff: ExponentialBackoff,
+        lock: threading.RLock,
+        pending: PendingOperation,
+        brokers: Callable[[], Sequence[Node]],
     ) -> None:
         self.transactional_id = transactional_id
         """That of the manager, which may change; log lines begin with it."""
@@ -514,7 +472,7 @@ class TransactionQueue:
         self._lock = lock
         self._pending = pending
         self._waiting: list[TransactionRequest] = []
-        self._coordinators: dict[tuple[int, str], Node] = {}
+        self._coordinators = Coordinators(brokers)
         self._said: list[tuple[int, str]] = []
 
     def __contains__(self, request: TransactionRequest) -> bool:
@@ -569,33 +527,69 @@ class TransactionQueue:
                 return FOREVER_MS
             return max(0, min((request.not_before_ms - now_ms for request in self._waiting), default=FOREVER_MS))
 
-    def use_coordinators(self, found: Mapping[tuple[int, str], Node]) -> None:
-        """Take over coordinators by (type, key) that are not known yet. Any thread."""
+    def use_coordinators(self, found: Mapping[CoordinatorKey, Node]) -> None:
+        """Take over coordinators that are not known yet. Any thread."""
         with self._lock:
-            for place, node in found.items():
-                self._note_coordinator(place, node)
-
-    def _note_coordinator(self, place: tuple[int, str], node: Node) -> None:
-        self._coordinators.setdefault(place, node)
-        if len(self._coordinators) > _MOST_COORDINATORS:
-            del self._coordinators[next(iter(self._coordinators))]
+            self._coordinators.use(found)
 
     def with_coordinator(self, request: TransactionRequest) -> tuple[TransactionRequest, Node | None]:
         """Return `request` and its node (None: any), or the request that finds this node first."""
         place = request.coordinator
-        if place is None or place in self._coordinators:
-            return request, None if place is None else self._coordinators[place]
+        if request.asks is not None or place is None:
+            return request, request.asks
+        if (node := self._coordinators.get(place)) is not None:
+            return request, node
         key_type, key = place
 
         def found(body: Message) -> None:
             coordinator = coordinator_of(body, key)
             assert coordinator is not None
-            self._note_coordinator(place, Node(coordinator.node_id, coordinator.host, coordinator.port))
+            self._coordinators.use({place: Node(coordinator.node_id, coordinator.host, coordinator.port)})
 
         lookup = find_coordinator(key_type, key, found, request.result)
         lookup.attempts, lookup.not_before_ms = request.attempts, request.not_before_ms
         self.add(lookup)
         return lookup, None
+
+    def before_end(
+        self, end: TransactionRequest, transaction: OpenTransaction, current: CurrentTransaction, now_ms: int
+    ) -> TransactionRequest | None:
+        """Return what must be sent before the end of a transaction of version 1, None if it must wait. Any other
+        request, and an end before which nothing is left, is returned as it is.
+
+        The coordinator may be cut off from its controllers, and answer for an earlier transaction. It is the right one
+        if it has taken all parts of the transaction in, which it writes down. For a commit, those that another node has
+        taken in are added again; this changes nothing at the right one. An abort must not need the partitions, and
+        those of a resumed transaction are not known here: all brokers must name the coordinator.
+        """
+        if end.priority is not Priority.END_TXN or transaction.transaction_version >= 2:
+            return end
+        assert end.coordinator is not None
+        node = self._coordinators.get(end.coordinator)
+        if node is None or end.not_before_ms > now_ms:
+            return end
+        partitions, groups = current.added_elsewhere(node.id_string)
+        is_commit = isinstance(end.request, EndTxnRequest) and end.request.committed
+        if current.is_resumed or ((partitions or groups) and not is_commit):
+            return self._confirmation(end, node, now_ms)
+        if partitions:
+            self.add(add_partitions(transaction, partitions, _ignore, OperationResult("add partitions")))
+        for group in groups:
+            self.add(add_offsets(transaction, group, _ignore, OperationResult("add offsets")))
+        return self.first()
+
+    def _confirmation(self, end: TransactionRequest, coordinator: Node, now_ms: int) -> TransactionRequest | None:
+        key = end.coordinator
+        assert key is not None
+        if not self._coordinators.brokers():
+            self.again(end, 0, now_ms)
+            return None
+        broker = self._coordinators.broker_to_ask(key)
+        if broker is None:
+            return end
+        lookup = confirm_coordinator(end, broker, coordinator, lambda _: self._coordinators.confirm(key, broker))
+        self.add(lookup)
+        return lookup
 
     def outgoing(
         self,
@@ -653,8 +647,12 @@ class TransactionQueue:
         self.forget_coordinator(request)
         self.again(request, 0, now_ms)
 
-    def again(self, request: TransactionRequest, error_code: int, now_ms: int) -> None:
-        """Queue `request` once more, after its backoff. `error_code` is 0 if there was no answer."""
+    def again(self, request: TransactionRequest, error_code: int, now_ms: int) -> int:
+        """Queue `request` once more, after its backoff. `error_code` is 0 if there was no answer. Return how often."""
+        if request.asked_for is not None:  # another broker may be asked next
+            if request in self._waiting:
+                self.remove(request)
+            request = request.asked_for
         backoff_ms = self._retry_backoff.backoff_ms(request.attempts)
         if error_code == CONCURRENT_TRANSACTIONS:
             backoff_ms = min(backoff_ms, COORDINATOR_BACKOFF_MS << min(request.attempts, 10))
@@ -663,8 +661,9 @@ class TransactionQueue:
         self.say(logging.DEBUG, f"sending {request.request!r} again in {backoff_ms} ms (error code {error_code})")
         if request not in self._waiting:
             self.add(request)
+        return request.attempts
 
     def forget_coordinator(self, request: TransactionRequest) -> None:
         """The node that `request` went to is no longer its coordinator, or cannot be reached."""
         if request.coordinator is not None:
-            self._coordinators.pop(request.coordinator, None)
+            self._coordinators.forget(request.coordinator)

@@ -17,13 +17,13 @@ from __future__ import annotations
 import enum
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
 from spark_kafka_sink.client.backoff import ExponentialBackoff
 from spark_kafka_sink.common.clock import Clock
-from spark_kafka_sink.common.cluster import TopicPartition
+from spark_kafka_sink.common.cluster import Node, TopicPartition
 from spark_kafka_sink.common.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -43,14 +43,13 @@ from spark_kafka_sink.common.errors import (
 from spark_kafka_sink.common.open_transaction import NO_PRODUCER, OpenTransaction, ProducerIdAndEpoch
 from spark_kafka_sink.producer import transaction_requests as requests
 from spark_kafka_sink.producer.idempotence import ATTEMPTS_BEFORE_A_WARNING, OutgoingRequest, ProducerIdentity
+from spark_kafka_sink.producer.operations import OperationResult, PendingOperation
 from spark_kafka_sink.producer.producer_batch import ProducerBatch
 from spark_kafka_sink.producer.transaction_content import CurrentTransaction
 from spark_kafka_sink.producer.transaction_requests import (
     Action,
     GroupMetadata,
     Offsets,
-    OperationResult,
-    PendingOperation,
     Priority,
     Refusal,
     TransactionQueue,
@@ -250,7 +249,7 @@ class TransactionManager:
     """Begins, fills and ends transactions. Implements `DrainRules`.
 
     `finalized_feature` returns the cluster's level of a feature. From transaction.version 2 on (KIP-890) brokers add
-    partitions by themselves, and every transaction has its own epoch.
+    partitions by themselves, and every transaction has its own epoch. `brokers`: as in `Coordinators`.
 
     A `begin_...` called again with the same arguments returns the same result until its caller has the outcome.
     """
@@ -261,6 +260,7 @@ class TransactionManager:
         transaction_timeout_ms: int,
         retry_backoff: ExponentialBackoff,
         finalized_feature: Callable[[str], int],
+        brokers: Callable[[], Sequence[Node]],
     ) -> None:
         self.transactional_id = transactional_id
         self.identity = ProducerIdentity(retry_backoff, is_transactional=True)
@@ -270,7 +270,7 @@ class TransactionManager:
         self._lock = threading.RLock()
         self.sends = JoinedSends(self.machine, self._lock)
         self.pending = PendingOperation(self._undo)
-        self._queue = TransactionQueue(transactional_id, retry_backoff, self._lock, self.pending)
+        self._queue = TransactionQueue(transactional_id, retry_backoff, self._lock, self.pending, brokers)
         self._current = CurrentTransaction()
         self._lacks_epoch = False
         """The coordinator refused an epoch until an abort: the next abort asks for it."""
@@ -493,7 +493,8 @@ class TransactionManager:
                 self._queue.remove(first)
                 self._on_end(None, first.result)
                 return None
-            return self._queue.outgoing(first, now_ms, self._on_answer, self.fail)
+            next_ = self._queue.before_end(first, self._open, self._current, now_ms)
+            return None if next_ is None else self._queue.outgoing(next_, now_ms, self._on_answer, self.fail)
 
     def fail(self, error: KafkaError) -> None:
         with self._lock:
@@ -563,6 +564,7 @@ class TransactionManager:
             else:
                 if request.priority is not Priority.FIND_COORDINATOR:  # which does not help the records
                     self._current.last_refusal = None
+                self._current.was_added(request.adds, node_id)
                 request.succeeded(body)
 
     # ---- what answers lead to, with the lock held ------------------------------------------------------------------
@@ -579,9 +581,9 @@ class TransactionManager:
             self._queue.forget_coordinator(request)
         if action <= Action.FIND_COORDINATOR:
             self._current.last_refusal = self.pending.last_refusal = error
-            self._queue.again(request, refusal.error_code, now_ms)
-            if request.attempts % ATTEMPTS_BEFORE_A_WARNING == 0:
-                self._queue.say(logging.WARNING, f"attempt {request.attempts} was refused: {error}")
+            attempts = self._queue.again(request, refusal.error_code, now_ms)
+            if attempts % ATTEMPTS_BEFORE_A_WARNING == 0:
+                self._queue.say(logging.WARNING, f"attempt {attempts} was refused: {error}")
         elif self._may_initialize_again(request, error):
             pass
         elif action is Action.ABORT and self.machine.is_lost and not is_end:

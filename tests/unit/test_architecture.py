@@ -70,7 +70,7 @@ MOST_LINES_OF_A_FUNCTION = 60
 """Ruff limits the complexity (pyproject.toml)."""
 LINES_OF_A_LONG_FILE = 700
 LINES_OF_A_CRUMB = 60
-MOST_MODULES = 206
+MOST_MODULES = 207
 CRUMBS = {
     "transactions": "the door of a public command, by the name that users type",
     "network.acknowledgements": "only network/ may use sockets, and this one is Spark's, not the producer's",
@@ -279,5 +279,5 @@ def test_short_file_with_one_importer_says_why() -> None:
     assert sorted(crumbs) == sorted(CRUMBS)
 
 
-def test_package_has_at_most_206_modules() -> None:
+def test_package_has_at_most_207_modules() -> None:
     assert len(modules()) <= MOST_MODULES

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from support.producer_harness import TOPIC
 from support.scripted_broker import faults
 from support.scripted_broker.cluster import ScriptedCluster
+from support.scripted_broker.cut_off import cut_off, names
 from support.scripted_broker.dispatch import API_BY_KEY
 from support.scripted_broker.exchange import Answer, Exchange
 from support.scripted_broker.faults import Hook, Proceed
@@ -134,6 +135,17 @@ def _move_coordinator(troubles: TransactionTroubles) -> str:
     return f"node {node_id} is the coordinator"
 
 
+def _cut_coordinator_off(troubles: TransactionTroubles) -> str:
+    """Another node becomes the coordinator. The one before does not hear of it. Ends get lost, and the lookups after
+    that may go to it.
+    """
+    before = troubles.cluster.coordinator_id(ID)
+    cut_off(troubles.cluster, ID, before)
+    troubles.cluster.on(ApiKey.FIND_COORDINATOR, names(ID, before), times=4, skip=troubles.rng.choice((0, 1, 2, 3)))
+    troubles.cluster.on(ApiKey.END_TXN, faults.close_before(), skip=troubles.rng.choice((0, 1)))
+    return f"node {before} is cut off from its controllers; {_move_coordinator(troubles)}"
+
+
 def _refuse_metadata(troubles: TransactionTroubles) -> str:
     code = troubles.rng.choice((3, 5))
     return troubles.script(ApiKey.METADATA, hooks.refuse_topics(code), f"topic refused with {code}")
@@ -162,6 +174,7 @@ _TABLE: dict[Fault, float] = {
     _refused_by_coordinator: 1,
     _move_leader: 1,
     _move_coordinator: 1,
+    _cut_coordinator_off: 2,
     _refuse_metadata: 1,
     _change_size: 1,
     _upgrade: 1,

@@ -16,7 +16,7 @@ from support.transaction_harness import TransactionHarness
 from spark_kafka_sink.common.clock import SystemClock
 from spark_kafka_sink.common.errors import BufferExhaustedError, KafkaError, KafkaTimeoutError, ProducerClosedError
 from spark_kafka_sink.producer.kafka_producer import KafkaProducer
-from spark_kafka_sink.producer.transaction_requests import OperationResult
+from spark_kafka_sink.producer.operations import OperationResult
 from spark_kafka_sink.record.columns import RecordColumns
 
 SETTINGS = {

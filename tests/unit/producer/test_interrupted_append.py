@@ -27,8 +27,9 @@ from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import KafkaError
 from spark_kafka_sink.producer.buffer_pool import BufferPool, Grant
 from spark_kafka_sink.producer.futures import BatchResult
+from spark_kafka_sink.producer.operations import OperationResult
 from spark_kafka_sink.producer.record_accumulator import IncompleteBatches, PartitionQueue
-from spark_kafka_sink.producer.transaction_requests import GroupMetadata, OperationResult
+from spark_kafka_sink.producer.transaction_requests import GroupMetadata
 from spark_kafka_sink.producer.transactions import State, TransactionManager
 from spark_kafka_sink.record.block import Block
 from spark_kafka_sink.record.columns import RecordColumns

@@ -168,6 +168,6 @@ def test_whether_something_is_lost_or_completing_follows_from_the_state(state: S
 
 
 def test_producer_id_is_sent_with_its_records() -> None:
-    manager = TransactionManager(ID, 1_000, ExponentialBackoff(1, 2, 3, 0, None), lambda name: 0)  # type: ignore[arg-type]
+    manager = TransactionManager(ID, 1_000, ExponentialBackoff(1, 2, 3, 0, None), lambda name: 0, tuple)  # type: ignore[arg-type]
     assert manager.transactional_id == ID
     assert manager.identity.is_transactional
