@@ -93,6 +93,20 @@ static inline uint8_t *put_bytes(writer *to, const node *of, int64_t row, uint8_
     return at + length;
 }
 
+/* Whether a decimal has more digits than its precision, which a sloppy writer of Arrow data may give. Readers round such
+ * a value. `extra`: 10 to the power of the precision, in 16 bytes. */
+static int has_more_digits(const node *of, int64_t high, uint64_t low)
+{
+    if (of->extra_size == 0)
+        return 0;
+    uint64_t limit = u64_at(of->extra, 1), top = (uint64_t)high;
+    if (high < 0) {
+        low = ~low + 1;
+        top = ~top + (low == 0);
+    }
+    return top > limit || (top == limit && low >= u64_at(of->extra, 0));
+}
+
 /* Two's complement, the highest byte first: in `other` bytes, or in as few as hold it, with their number before. */
 static uint8_t *put_decimal(writer *to, const node *of, int64_t row, uint8_t *at)
 {
@@ -100,6 +114,8 @@ static uint8_t *put_decimal(writer *to, const node *of, int64_t row, uint8_t *at
     int64_t high;
     uint64_t low;
     decimal_at(of, row, &high, &low);
+    if (UNLIKELY(has_more_digits(of, high, low)))
+        return refused(to, of, TOO_LARGE);
     for (int index = 0; index < 8; index++) {
         octets[index] = (uint8_t)(high >> (56 - 8 * index));
         octets[8 + index] = (uint8_t)(low >> (56 - 8 * index));

@@ -54,7 +54,10 @@ static int is_possible(const node *of)
     case VARIANT: return of->count == 2 && of->arg > 0 && of->extra_size % 16 == 0;
     case LIST_FIXED: return of->count == 1 && of->arg >= 0 && of->arg <= MOST_OF_A_SIZE;
     case DICT: return of->count == 1 && (of->arg == 1 || of->arg == 2 || of->arg == 4 || of->arg == 8);
-    case DECIMAL: return (of->arg == 4 || of->arg == 8 || of->arg == 16) && of->other >= -200 && of->other <= 100;
+    case DECIMAL:
+        if ((of->arg != 4 && of->arg != 8 && of->arg != 16) || of->other < -200 || of->other > 100)
+            return 0;
+        return of->extra_size == 0 || of->extra_size == 16;
     case BYTES_FIXED:
         if (of->arg < 0 || of->arg > MOST_OF_A_SIZE)
             return 0;

@@ -99,7 +99,7 @@ typedef struct node {
     int64_t arg, other;            /* see plan.py */
     const uint8_t *name;           /* JSON: `,"name":`; Protobuf: the tag */
     int64_t name_size;
-    const uint8_t *extra; /* symbols of an enum, the changes of a time zone, or the numbers that are allowed */
+    const uint8_t *extra; /* symbols of an enum, changes of a time zone, allowed numbers, or the limit of a decimal */
     int64_t extra_size;
     const Py_buffer *views; /* of views: the buffers of long texts */
     int64_t view_count;

@@ -156,11 +156,11 @@ def _decimal(data_type: pa.DataType, schema: AvroType, path: str, _depth: int) -
     fits = schema.logical == "decimal" and (schema.precision, schema.scale) == (data_type.precision, data_type.scale)
     if not fits or schema.kind not in ("fixed", "bytes"):
         return None
-    if schema.kind == "bytes":
-        return _stored(data_type, path, how=AS_BYTES)
     if schema.size > 100:
         raise SchemaError(f"{path}: the fixed type '{schema.name}' has more than 100 bytes for a decimal.")
-    return _stored(data_type, path, how=AS_FIXED, other=schema.size)
+    how, limit = AS_BYTES if schema.kind == "bytes" else AS_FIXED, 10**schema.precision
+    node = _stored(data_type, path, how=how, other=schema.size)
+    return replace(node, extra=limit.to_bytes(16, "little"))
 
 
 # ---- times ---------------------------------------------------------------------------------------------------------

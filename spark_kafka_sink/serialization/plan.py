@@ -124,7 +124,9 @@ class Node:
     name: bytes = b""
     """JSON: the field's name with comma, quotes and colon. Protobuf: the field's tag."""
     extra: bytes = b""
-    """The symbols of an enum, the changes of a time zone, or the numbers that are allowed."""
+    """The symbols of an enum, the changes of a time zone, the numbers that are allowed, or (decimals in Avro) 10 to the
+    power of the precision, in 16 bytes.
+    """
     source: int = -1
     """The number of the field in the parent's struct."""
     reasons: Mapping[int, str] = field(default_factory=dict)

@@ -252,8 +252,12 @@ def _avro_bytes(node: Node) -> Write:
 
 
 def _avro_decimal(node: Node) -> Write:
+    limit = int.from_bytes(node.extra, "little")
+
     def write(output: bytearray, value: int) -> None:
         size = node.other
+        if abs(value) >= limit:  # readers would round it
+            raise BadValue(node, TOO_LARGE)
         if node.how == AS_BYTES:
             size = (value if value >= 0 else ~value).bit_length() // 8 + 1
             output += _long(size)

@@ -104,6 +104,36 @@ def test_decimals_are_twos_complement(unscaled: int, in_bytes: str | None, size:
         assert encode(column, record(c={"type": "bytes", **decimal}))[0] == [zigzag(length) + bytes.fromhex(in_bytes)]
 
 
+LIMITS = [(5, 99_999), (9, 999_999_999), (18, 10**18 - 1), (19, 10**19 - 1), (20, 10**20 - 1), (38, 10**38 - 1)]
+
+
+@pytest.mark.parametrize(("precision", "most"), LIMITS)
+@pytest.mark.parametrize("kind", ["bytes", "fixed"])
+def test_a_decimal_with_more_digits_than_its_precision_is_a_bad_row(precision: int, most: int, kind: str) -> None:
+    """Bug: only the number of bytes was checked, and readers round: 1234.56 in decimal(5,2) was read as 1234.6."""
+    unscaled = [most, -most, most + 1, -most - 1, 2**127 - 1, -(2**127)]
+    numbers = pa.py_buffer(b"".join(number.to_bytes(16, "little", signed=True) for number in unscaled))
+    decimals = pa.Array.from_buffers(pa.decimal128(precision, 2), len(unscaled), [None, numbers])
+    written = {"type": kind, "name": "f", "size": 20, "logicalType": "decimal", "precision": precision, "scale": 2}
+    values, bad_rows = encode(pa.StructArray.from_arrays([decimals], names=["c"]), record(c=written))
+    reason = "the decimal has more digits than the schema allows"
+    assert bad_rows == tuple(BadRow(row, "value.c", reason) for row in range(2, 6))
+    assert values[0] is not None
+    assert values[0].endswith(most.to_bytes(16, "big").lstrip(b"\0"))
+
+
+@pytest.mark.parametrize("width", [32, 64])
+def test_a_narrow_decimal_with_more_digits_is_a_bad_row(width: int) -> None:
+    numbers = pa.py_buffer(
+        b"".join(number.to_bytes(width // 8, "little", signed=True) for number in (99, -99, 100, -100))
+    )
+    data_type = getattr(pa, f"decimal{width}")(2, 1)
+    column = pa.StructArray.from_arrays([pa.Array.from_buffers(data_type, 4, [None, numbers])], names=["c"])
+    values, bad_rows = encode(column, record(c=logical("bytes", "decimal", precision=2, scale=1)))
+    assert values[:2] == [b"\x02\x63", b"\x02\x9d"]
+    assert [row.row for row in bad_rows] == [2, 3]
+
+
 @pytest.mark.parametrize(
     ("data_type", "avro"),
     [
