@@ -6,7 +6,8 @@ and gives parts that bound the memory of a conversion. A table is read once, by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -89,6 +90,10 @@ _ADVICE_BEFORE_VIEWS: Final = (
     else f" Tables with views of text, as those of Polars, need pyarrow 16, and this is {pa.__version__}."
 )
 _MOST_NAMES: Final = 20
+_OPAQUE: Final = frozenset({"arrow.opaque", "pandas.period"})
+"""Extension types whose stored values mean nothing without their maker."""
+_UHUGEINT: Final = re.compile(r"""(?<!['"\w])UHUGEINT(?!['"\w])""")
+"""The type itself, and not a name in a type."""
 _READ: Final[WeakSet[Any]] = WeakSet()
 """Readers whose rows a write has begun to read. A second one would find the rest of them, or none."""
 _INT32: Final = range(-(2**31), 2**31)
@@ -122,7 +127,7 @@ class Table:
         self._fields = _chosen(self._reader.schema, topic, plain, formatted, has_value=VALUE in self._structs)
         self._formatted = formatted
         used = {name for _, name in self._fields.values()}.union(*self._structs.values())
-        _refuse_objects(data, used)
+        _refuse_unwritable(data, self._reader.schema, used)
 
     def type_of(self, field: str) -> pa.DataType:
         """Return the type of a field's column. Raises SchemaError if it has none."""
@@ -315,7 +320,7 @@ def _reader_of(data: object) -> Any:
         if hasattr(data, "__arrow_c_array__"):
             batch = _imported_batch(data)
             return pa.RecordBatchReader.from_batches(batch.schema, [batch])
-    except pa.ArrowException as error:
+    except (pa.ArrowException, TypeError) as error:  # TypeError: sparse columns of pandas
         raise SchemaError(
             f"The data is a {_type_name(data)}, and cannot be read as an Arrow table: {error}. Give a table, in which"
             f" each column has a name and one type.{_ADVICE_BEFORE_VIEWS}"
@@ -343,16 +348,58 @@ def _typed(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} ({field.type})" for field in [*schema][:_MOST_NAMES]) or "none"
 
 
-def _refuse_objects(data: Any, names: Collection[str]) -> None:
-    """Refuse Python objects in a Polars DataFrame, such as UUIDs: Polars gives their addresses in memory for bytes."""
-    if not type(data).__module__.startswith("polars"):
-        return
-    for name, data_type in getattr(data, "schema", {}).items():
-        if name in names and str(data_type) == "Object":
+def _refuse_unwritable(data: Any, schema: pa.Schema, names: Collection[str]) -> None:
+    """Refuse columns whose Arrow data are not the values.
+
+    Of Python objects, such as UUIDs, Polars gives the addresses in memory. DuckDB wraps an UHUGEINT from 2^127 on to a
+    negative number. An opaque type, such as DuckDB's BIGNUM, is stored in a way that only its maker reads.
+    """
+    for name, data_type in _types_of(data):
+        if name not in names:
+            continue
+        if data_type == "Object":
             raise SchemaError(
                 f"The column '{name}' has Python objects (the Polars type Object), which are no bytes: make it text, by"
                 " map_elements(str, return_dtype=polars.String) for example."
             )
+        if _UHUGEINT.search(data_type):
+            raise SchemaError(
+                f"The column '{name}' has the DuckDB type {data_type:.100}, whose large numbers Arrow cannot hold: cast"
+                " it to VARCHAR, or to a smaller type of numbers."
+            )
+    for field in schema:
+        unknown = next((each for each in _extensions(field.type) if each.extension_name in _OPAQUE), None)
+        if field.name in names and unknown is not None:
+            raise SchemaError(
+                f"The column '{field.name}' has the Arrow type {unknown}, whose bytes only its maker can read: cast it"
+                " to text, or to another usual type."
+            )
+
+
+def _types_of(data: Any) -> Iterable[tuple[str, str]]:
+    """Return the columns of a DataFrame of Polars, or of a relation of DuckDB, with the names of their types."""
+    library = type(data).__module__.lstrip("_").partition(".")[0]
+    if library == "polars":
+        return [(name, str(data_type)) for name, data_type in getattr(data, "schema", {}).items()]
+    if library == "duckdb" and hasattr(data, "columns"):
+        return [(name, str(data_type)) for name, data_type in zip(data.columns, data.types, strict=True)]
+    return ()
+
+
+def _extensions(data_type: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield the extension types in a type."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        yield data_type
+        data_type = data_type.storage_type
+    parts: Sequence[pa.DataType] = ()
+    if pat.is_struct(data_type):
+        parts = [data_type.field(number).type for number in range(data_type.num_fields)]
+    elif pat.is_map(data_type):
+        parts = (data_type.key_type, data_type.item_type)
+    elif hasattr(data_type, "value_type"):  # lists and dictionaries
+        parts = (data_type.value_type,)
+    for part in parts:
+        yield from _extensions(part)
 
 
 def _imported_stream(data: Any) -> Any:

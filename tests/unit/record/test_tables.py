@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import duckdb
+import pandas
 import polars
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,8 +24,10 @@ MOMENT = datetime.datetime(2024, 5, 6, 7, 8, 9, 123_000, datetime.UTC)
 MOMENT_MS = 1_714_979_289_123
 
 
-def opened(data: object, topic: str | None = "orders", /, **names: ColumnName) -> Table:
-    return Table(data, topic, {field: names.get(field, BY_NAME) for field in FIELDS})
+def opened(
+    data: object, topic: str | None = "orders", /, *, formatted: Collection[str] = (), **names: ColumnName
+) -> Table:
+    return Table(data, topic, {field: names.get(field, BY_NAME) for field in FIELDS}, formatted)
 
 
 def rows(table: Table) -> list[tuple[Any, ...]]:
@@ -372,6 +376,43 @@ def test_python_objects_of_polars_are_refused() -> None:
     with pytest.raises(SchemaError, match=r"The column 'key' has Python objects \(the Polars type Object\)"):
         opened(frame)
     assert values(opened(frame, key=None)) == [b"v"]
+
+
+@pytest.mark.parametrize("kind", ["UHUGEINT", "UHUGEINT[]", "STRUCT(x UHUGEINT)"])
+def test_large_unsigned_numbers_of_duckdb_are_refused(kind: str) -> None:
+    """Bug: a UHUGEINT from 2^127 on was written as a negative number."""
+    relation = duckdb.sql(f"SELECT NULL::{kind} AS key, 'v' AS value, NULL::ENUM('UHUGEINT') AS other")
+    with pytest.raises(SchemaError, match=r"The column 'key' has the DuckDB type .* cast it to VARCHAR"):
+        opened(relation, formatted=["key"])
+    assert values(opened(relation, key=None)) == [b"v"]
+    assert values(opened(relation, key="other")) == [b"v"]
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (lambda: duckdb.sql("SELECT 1::BIGNUM AS key, 'v' AS value"), "bignum"),
+        (lambda: duckdb.sql("SELECT [{'x': 1::BIGNUM}] AS key, 'v' AS value"), "bignum"),
+        (lambda: duckdb.sql("SELECT MAP {'x': 1::BIGNUM} AS key, 'v' AS value"), "bignum"),
+        (
+            lambda: pandas.DataFrame({"key": pandas.period_range("2024-01", periods=1, freq="M"), "value": "v"}),
+            "period",
+        ),
+    ],
+)
+def test_columns_that_only_their_maker_can_read_are_refused(data: Callable[[], Any], named: str) -> None:
+    """Bug: they were written as they are stored: a BIGNUM as bytes, the month 2024-01 as 648."""
+    with pytest.raises(
+        SchemaError, match=rf"The column 'key' has the Arrow type extension<.*{named}.* cast it to text"
+    ):
+        opened(data(), formatted=["key"])
+    assert values(opened(data(), key=None)) == [b"v"]
+
+
+def test_sparse_columns_of_pandas_are_refused() -> None:
+    data = pandas.DataFrame({"value": pandas.arrays.SparseArray([1, 0])})
+    with pytest.raises(SchemaError, match=r"cannot be read as an Arrow table: Sparse pandas data"):
+        opened(data, formatted=["value"])
 
 
 def test_table_without_rows_has_no_parts() -> None:
