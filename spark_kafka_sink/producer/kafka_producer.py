@@ -206,7 +206,7 @@ class KafkaProducer:
         is_adaptive, ignores_keys = config.partitioner_adaptive_partitioning_enable, config.partitioner_ignore_keys
         sizes, room_of = self._accumulator.sizes, self._accumulator.room
         self._partitioners = Partitioners(sizes, is_adaptive, self._rng, room_of, ignores_keys)
-        self._timestamps = TimestampWatch()
+        self._timestamps = TimestampWatch(self._clock.wall_ms)
         self._telemetry = telemetry_of(config, self._metrics, self._transactions, api_versions, self._clock, self._rng)
         self.sender = _sender_of(self, client_or_own, idempotence)
         wake, waited = self.sender.wakeup_for_metadata, partial(self._metrics.call_returned, "metadata-wait")

@@ -6,7 +6,7 @@ Otherwise the Sender thread would find the error, for a whole batch. Holds no st
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from spark_kafka_sink.common.cluster import TopicPartition
@@ -21,6 +21,7 @@ from spark_kafka_sink.record.columns import (
     LAST_MS,
     NO_TIMESTAMP,
     RecordColumns,
+    date_text,
     early_text,
     late_text,
     latest_before,
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _LAST_OFFSET: Final = 2**63 - 1
 _LAST_INT32: Final = 2**31 - 1
+_USUAL_RETENTION_MS: Final = 7 * 24 * 3_600_000
+"""The default of log.retention.hours. That of a topic is known only with a permission that few producers have."""
 _LONGEST_TEXT: Final = 2**15 - 1
 """The most bytes of a text in a request. A broker closes the connection after a longer one."""
 _TEXT: Final = f"a str that UTF-8 can hold in {_LONGEST_TEXT} bytes"
@@ -119,19 +122,23 @@ class SizeLimit:
 
 
 class TimestampWatch:
-    """Check the timestamps of one producer. Any thread.
+    """Check the timestamps of one producer. Any thread. `wall_ms` returns the time of day.
 
-    Refuses timestamps that no record can have, and warns once of those that are probably in seconds. The caller may
-    choose any other time.
+    Refuses timestamps that no record can have. Warns once of those that are probably in seconds, and once of records
+    that brokers may delete at once. The caller may choose any other time.
     """
 
-    def __init__(self) -> None:
-        self._has_warned = False
+    def __init__(self, wall_ms: Callable[[], int]) -> None:
+        self._wall_ms = wall_ms
+        self._has_warned = self._has_warned_of_age = False
 
     def of_record(self, topic: str, timestamp_ms: int | None) -> None:
         """Check a timestamp that has passed `checked_place`."""
-        if timestamp_ms is not None and timestamp_ms < FIRST_USUAL_MS and not self._has_warned:
+        if timestamp_ms is None:
+            return
+        if timestamp_ms < FIRST_USUAL_MS and not self._has_warned:
             self._warn(topic, timestamp_ms)
+        self._warn_of_age(topic, timestamp_ms)
 
     def of_columns(self, topic: str, columns: RecordColumns) -> None:
         """Check the column of timestamps. Raises SerializationError for a timestamp that no record can have."""
@@ -144,6 +151,19 @@ class TimestampWatch:
             raise SerializationError(_out_of_range(f"A timestamp_ms for topic {topic}", wrong), topic=topic)
         if earliest < FIRST_USUAL_MS and not self._has_warned:
             self._warn(topic, latest_before(columns.timestamp_ms, FIRST_USUAL_MS))
+        self._warn_of_age(topic, earliest)
+
+    def _warn_of_age(self, topic: str, earliest_ms: int) -> None:
+        """Brokers delete a segment by its latest timestamp, acknowledged or not (LogCleanupPolicy `delete`)."""
+        if not self._has_warned_of_age and earliest_ms < self._wall_ms() - _USUAL_RETENTION_MS:
+            self._has_warned_of_age = True
+            log.warning(
+                "Records for topic %s have timestamps as old as %s. Brokers delete records whose timestamps are older"
+                " than the topic's retention.ms (7 days by default), also those that were just written. Look whether the"
+                " topic keeps them, or leave out the timestamps.",
+                topic,
+                date_text(earliest_ms),
+            )
 
     def _warn(self, topic: str, timestamp_ms: int) -> None:
         if likely_unit(timestamp_ms) == "seconds":

@@ -266,11 +266,15 @@ def before_1970_text(whose: str, moment: object) -> str:
 
 def early_text(whose: str, ms: int) -> str:
     """Return the error text for a timestamp of 0 to FIRST_USUAL_MS: what brokers do, and what to change."""
-    date = (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%SZ")
     return (
-        f"{whose} is {ms}. As milliseconds since 1970 that is {date}, and brokers delete records that are older than"
+        f"{whose} is {ms}. As milliseconds since 1970 that is {date_text(ms)}, and brokers delete records that are older than"
         f" the topic's retention.ms. {_unit_text(ms)}"
     )
+
+
+def date_text(ms: int) -> str:
+    """Return milliseconds since 1970, up to the year 9999, as a date and a time."""
+    return (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def late_text(whose: str, number: int) -> str:

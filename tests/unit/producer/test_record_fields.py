@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.fake_clock import FakeClock
 
 from spark_kafka_sink.common.cluster import TopicPartition
 from spark_kafka_sink.common.errors import SerializationError
@@ -139,16 +140,32 @@ def timestamps(*numbers: int | None) -> RecordColumns:
 def test_timestamps_probably_in_seconds_are_warned_of_once_per_producer(
     by_columns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watch = TimestampWatch()
+    watch = TimestampWatch(FakeClock().wall_ms)
     with caplog.at_level(logging.WARNING):
         for stamp in (None, 0, 86_400_000, 1_764_000_000_000, 1_764_000_000, 1_764_000_001):
             if by_columns:
                 watch.of_columns("flights", timestamps(None, stamp))
             else:
                 watch.of_record("flights", stamp)
-    (line,) = caplog.messages
-    assert line.startswith("A timestamp_ms for topic flights is 1764000000. As milliseconds since 1970")
+    (line,) = (each for each in caplog.messages if each.startswith("A timestamp_ms"))
+    assert "for topic flights is 1764000000. As milliseconds since 1970" in line
     assert line.endswith("It looks like seconds: multiply it by 1000.")
+
+
+@pytest.mark.parametrize("by_columns", [True, False])
+def test_records_that_brokers_may_delete_at_once_are_warned_of_once(
+    by_columns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: rows older than retention.ms were acknowledged and reported, and gone minutes later. Nothing said so."""
+    clock = FakeClock(wall_ms=1_764_000_000_000)
+    watch, week_ms = TimestampWatch(clock.wall_ms), 7 * 24 * 3_600_000
+    for stamp in (None, clock.wall_ms(), clock.wall_ms() - week_ms, clock.wall_ms() - week_ms - 1, 1_700_000_000_000):
+        if by_columns:
+            watch.of_columns("flights", timestamps(clock.wall_ms(), stamp))
+        else:
+            watch.of_record("flights", stamp)
+    (line,) = caplog.messages
+    assert line.startswith("Records for topic flights have timestamps as old as 2025-11-17T15:59:59Z. Brokers delete")
 
 
 @pytest.mark.parametrize(
@@ -161,6 +178,6 @@ def test_timestamps_probably_in_seconds_are_warned_of_once_per_producer(
 )
 def test_impossible_timestamp_is_refused_in_columns_and_records(stamp: int, text: str) -> None:
     with pytest.raises(SerializationError, match=rf"A timestamp_ms for topic flights is {stamp}.*{text}"):
-        TimestampWatch().of_columns("flights", timestamps(1_764_000_000_000, stamp))
+        TimestampWatch(FakeClock().wall_ms).of_columns("flights", timestamps(1_764_000_000_000, stamp))
     with pytest.raises(SerializationError, match=rf"^timestamp_ms is {stamp}.*{text}"):
         checked_place(None, stamp)
