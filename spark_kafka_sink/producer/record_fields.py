@@ -159,8 +159,8 @@ class TimestampWatch:
             self._has_warned_of_age = True
             log.warning(
                 "Records for topic %s have timestamps as old as %s. Brokers delete records whose timestamps are older"
-                " than the topic's retention.ms (7 days by default), also those that were just written. Look whether the"
-                " topic keeps them, or leave out the timestamps.",
+                " than the topic's retention.ms (7 days by default), also those that were just written. Look whether"
+                " the topic keeps them, or leave out the timestamps.",
                 topic,
                 date_text(earliest_ms),
             )

@@ -267,8 +267,8 @@ def before_1970_text(whose: str, moment: object) -> str:
 def early_text(whose: str, ms: int) -> str:
     """Return the error text for a timestamp of 0 to FIRST_USUAL_MS: what brokers do, and what to change."""
     return (
-        f"{whose} is {ms}. As milliseconds since 1970 that is {date_text(ms)}, and brokers delete records that are older than"
-        f" the topic's retention.ms. {_unit_text(ms)}"
+        f"{whose} is {ms}. As milliseconds since 1970 that is {date_text(ms)}, and brokers delete records that are"
+        f" older than the topic's retention.ms. {_unit_text(ms)}"
     )
 
 

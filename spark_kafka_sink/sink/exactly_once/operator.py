@@ -57,6 +57,8 @@ from spark_kafka_sink.sink.properties_file import PropertiesFile, read_propertie
 _NO_LEADER: Final = "their partitions of __transaction_state have no leader"
 _ASKED_IDS: Final = 1_000
 """Kafka has 50 partitions of __transaction_state; a cluster with 100 has one without any of these ids once in 200."""
+_UNLISTED_IDS: Final = 50
+"""So many that each broker coordinates some."""
 _DISPUTED_MS: Final = 10_000
 """Brokers hear of a new leader sooner."""
 _UNSEEN_MS: Final = 3_000
@@ -281,7 +283,8 @@ class Operator:
         """
         timer = self._client.timer(self._config.producer.max_block_ms)
         listed = self._client.transactions.list_transactions(timer)
-        ids = [each.transactional_id for each in listed if is_task_id(prefix, each.transactional_id)]
+        found = {each.transactional_id for each in listed if is_task_id(prefix, each.transactional_id)}
+        ids = sorted(found.union(_task_ids([prefix], _UNLISTED_IDS)))  # see `_open`
         self._refuse_disputed(self._client.groups.disputed, ids)
         timer = self._client.timer(self._config.producer.max_block_ms)
         return {
@@ -428,27 +431,37 @@ class Operator:
         }
 
     def _open(self, prefix: str | None) -> list[TransactionDescription]:
-        """Open transactions of a prefix; for None all that are named as this sink names them."""
+        """Open transactions of a prefix; for None all that are named as this sink names them.
+
+        The ids of a prefix's first tasks are described also if no broker lists them. The address of a broker may lead
+        to another one, which lists only its own transactions, but describes none that it does not coordinate.
+        """
         ours = re.compile((".+" if prefix is None else re.escape(prefix)) + r"/(driver|\d+(\.\d+)?)")
         timer = self._client.timer(self._config.producer.max_block_ms)
         listed = self._client.transactions.list_transactions(timer, states=_OPEN)
-        ids = [each.transactional_id for each in listed if ours.fullmatch(each.transactional_id)]
-        described = self._client.transactions.describe_transactions(ids, timer) if ids else {}
+        ids = {each.transactional_id for each in listed if ours.fullmatch(each.transactional_id)}
+        if prefix is not None:
+            own = {driver_id(prefix), *_task_ids([prefix], _UNLISTED_IDS)}
+            ids |= own.difference(self._without_coordinator([prefix]))
+        described = self._client.transactions.describe_transactions(sorted(ids), timer) if ids else {}
         return [found for found in described.values() if found is not None and found.state in _OPEN]
 
     def _unseen(self, prefixes: Sequence[str]) -> str:
         """Return ids that tasks of the prefixes may have and that have no coordinator now, as text. Empty if there are
-        none. So many ids are asked for that they are in all partitions of the coordinators' topic, which the principal
-        may mostly not describe.
+        none.
         """
-        each_has = max(1, _ASKED_IDS // max(1, len(prefixes)))
-        ids = [task_id(prefix, number, 0) for prefix in prefixes for number in range(each_has)][:_ASKED_IDS]
-        if not ids:
-            return ""
-        timer = self._client.timer(min(_UNSEEN_MS, self._config.producer.max_block_ms))
-        away = self._client.transactions.without_coordinator(ids, timer)
+        away = self._without_coordinator(prefixes)
         more = f" and {len(away) - _MOST_NAMED} more" if len(away) > _MOST_NAMED else ""
         return ", ".join(map(one_line, away[:_MOST_NAMED])) + more
+
+    def _without_coordinator(self, prefixes: Sequence[str]) -> list[str]:
+        """Return ids that tasks of the prefixes may have and that have no coordinator now. So many are asked for that
+        they are in all partitions of the coordinators' topic, which the principal may mostly not describe.
+        """
+        if not (ids := _task_ids(prefixes, _ASKED_IDS)):
+            return []
+        timer = self._client.timer(min(_UNSEEN_MS, self._config.producer.max_block_ms))
+        return self._client.transactions.without_coordinator(ids, timer)
 
     def _open_tasks(self, prefix: str) -> list[str]:
         return [name for name in self._ongoing(prefix) if name != driver_id(prefix)]
@@ -459,6 +472,12 @@ class Operator:
     def _row(self, found: TransactionDescription) -> tuple[str, ...]:
         age = "-" if found.start_time_ms is None else f"{(self._wall_ms() - found.start_time_ms) / 1000:,.0f} s"
         return one_line(found.transactional_id), found.state.value, age, f"{found.timeout_ms / 1000:,.0f} s"
+
+
+def _task_ids(prefixes: Sequence[str], count: int) -> list[str]:
+    """Return `count` ids that the first tasks of the prefixes have in their first attempt."""
+    each_has = max(1, count // max(1, len(prefixes)))
+    return [task_id(prefix, number, 0) for prefix in prefixes for number in range(each_has)][:count]
 
 
 def _in_words(key: bytes, value: bytes, where: str) -> str:

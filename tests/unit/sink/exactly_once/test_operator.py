@@ -495,6 +495,33 @@ def test_commands_that_would_believe_a_broker_that_is_cut_off_are_refused(bench:
     assert f"decision.topic={CONFIG.decision_topic} is refused for orders from now on" in bench.said()
 
 
+def test_open_transactions_that_no_broker_lists_are_found(bench: OperatorBench) -> None:
+    """Bug: the address of a broker led to another one, which lists only its own transactions. `abort` said that nothing
+    is open.
+    """
+    bench.driver.commit(bench.batch(0))
+    bench.batch(1)
+    bench.cluster.on(ApiKey.LIST_TRANSACTIONS, listing_nothing, times=None)
+    bench.operator.show(PREFIX)
+    assert re.search("^orders/0 +Ongoing", bench.said(), re.MULTILINE)
+    bench.operator.abort(PREFIX)
+    assert "open until they time out (2): orders/0, orders/1" in bench.said()
+    with pytest.raises(IllegalStateError, match="2 transactions of orders are open, and may be decided in another"):
+        Operator(bench.coordinator, other_topic("others"), bench.out, lambda: WALL_MS).adopt(PREFIX)
+
+
+def test_markers_of_tasks_that_no_broker_lists_are_found(bench: OperatorBench) -> None:
+    """Bug: `adopt` found no earlier topic, and a batch was written twice."""
+    bench.driver.commit(bench.batch(0))
+    bench.cluster.on(ApiKey.LIST_TRANSACTIONS, listing_nothing, times=None)
+    Operator(bench.coordinator, other_topic("others"), bench.out, lambda: WALL_MS).adopt(PREFIX)
+    assert f"decision.topic={CONFIG.decision_topic} is refused for orders from now on" in bench.said()
+
+
+def listing_nothing(cluster: ScriptedCluster, exchange: Exchange, proceed: Callable[[], Answer]) -> Answer:
+    return Answer({"throttle_time": 0, "error_code": 0, "unknown_state_filters": [], "transaction_states": []})
+
+
 def test_forget_aborts_open_transactions_first(bench: OperatorBench) -> None:
     bench.driver.commit(bench.batch(0))
     bench.batch(1)
