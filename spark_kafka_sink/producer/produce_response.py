@@ -187,7 +187,8 @@ class BatchOutcomes:
             self._accumulator.reenqueue(batch, error, now_ms)
         else:
             self._fail_answered(batch, outcome, error, now_ms)
-        if error is not None and error.invalid_metadata:
+        if error is not None and (error.invalid_metadata or isinstance(error, RequestTimedOutError)):
+            # A leader without followers may have been replaced: it is cut off from its controllers, too.
             self._metadata.request_update(reset_equivalent_backoff=False)
         if self._guarantees_order:
             self._accumulator.unmute(batch.topic_partition)

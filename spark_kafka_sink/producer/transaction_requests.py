@@ -8,7 +8,7 @@
 A broker that is cut off from its controllers answers as the coordinator that it was before. It cannot write, so it
 takes no part of a transaction in. But under transaction.version 1 all transactions of a producer have the same epoch:
 such a broker takes the end of the current one for a repetition of an earlier end, and answers with success. Java's
-producer trusts it; `TransactionQueue.before_end` does not.
+producer trusts it; `TransactionQueue.before` does not.
 
 Nothing here decides what an answer does to the transaction: `TransactionManager` does. Its lock guards all of this.
 Reference: org.apache.kafka.clients.producer.internals.TransactionManager's TxnRequestHandler classes (KIP-98, KIP-447,
@@ -62,7 +62,7 @@ _COMMIT_FAILED: Final = frozenset({22, 25})
 """ILLEGAL_GENERATION and UNKNOWN_MEMBER_ID. Of the requests here only TxnOffsetCommit gets these answers."""
 _DISPUTED: Final = (
     "Broker {broker} names node {named} as the coordinator, another one named node {other}. One of the brokers may be"
-    " cut off from its controllers. The transaction ends once they agree."
+    " cut off from its controllers. The request is sent once they agree."
 )
 _MOST_COORDINATORS: Final = 10_000
 """Tasks of batch writes without a prefix have new transactional ids and groups each time."""
@@ -191,7 +191,9 @@ class TransactionRequest:
     asks: Node | None = None
     """It goes to this broker, and asks which coordinator that one knows."""
     asked_for: TransactionRequest | None = None
-    """The end of a transaction that waits for the answer. What delays this request delays that one."""
+    """The request that waits for the answer. What delays this one delays that one."""
+    is_doubted: bool = False
+    """It was refused by a coordinator that may be cut off: all brokers are asked whether they name that one."""
 
     @property
     def api(self) -> str:
@@ -225,7 +227,7 @@ class TransactionRequest:
 def find_coordinator(
     key_type: int, key: str, succeeded: Callable[[Message], None], result: OperationResult
 ) -> TransactionRequest:
-    place = f"transactional.id {key}" if key_type == TRANSACTION else f"group {key}"
+    place = _place(key_type, key)
 
     def refusals(body: Message) -> Iterable[Refusal]:
         found = coordinator_of(body, key)
@@ -237,22 +239,26 @@ def find_coordinator(
     return TransactionRequest(Priority.FIND_COORDINATOR, request, None, refusals, succeeded, result)
 
 
+def _place(key_type: int, key: str) -> str:
+    return f"transactional.id {key}" if key_type == TRANSACTION else f"group {key}"
+
+
 def confirm_coordinator(
-    end: TransactionRequest, broker: Node, coordinator: Node, succeeded: Callable[[Message], None]
+    waiting: TransactionRequest, broker: Node, coordinator: Node, succeeded: Callable[[Message], None]
 ) -> TransactionRequest:
-    """Ask `broker` whether it names the same coordinator, where `end` is about to go."""
-    assert end.coordinator is not None
-    request = find_coordinator(*end.coordinator, succeeded, end.result)
-    key, own_refusals = end.coordinator[1], request.refusals
+    """Ask `broker` whether it names the same coordinator, where `waiting` is about to go."""
+    assert waiting.coordinator is not None
+    request = find_coordinator(*waiting.coordinator, succeeded, waiting.result)
+    (key_type, key), own_refusals = waiting.coordinator, request.refusals
 
     def refusals(body: Message) -> Iterable[Refusal]:
         named = coordinator_of(body, key)
         if named is None or named.error_code or named.node_id == coordinator.id:
             return own_refusals(body)
         text = _DISPUTED.format(broker=broker.id_string, named=named.node_id, other=coordinator.id_string)
-        return [Refusal(COORDINATOR_NOT_AVAILABLE, f"transactional.id {key}", text)]
+        return [Refusal(COORDINATOR_NOT_AVAILABLE, _place(key_type, key), text)]
 
-    return replace(request, coordinator=end.coordinator, refusals=refusals, asks=broker, asked_for=end)
+    return replace(request, coordinator=waiting.coordinator, refusals=refusals, asks=broker, asked_for=waiting)
 
 
 def init_producer_id(
@@ -551,23 +557,48 @@ class TransactionQueue:
         self.add(lookup)
         return lookup, None
 
-    def before_end(
-        self, end: TransactionRequest, transaction: OpenTransaction, current: CurrentTransaction, now_ms: int
+    def doubts(self, request: TransactionRequest, error: KafkaError) -> bool:
+        """Return whether a coordinator may refuse a group's offsets only because it is cut off: it may ask itself about
+        the transaction, and know an older epoch. It may not if all brokers have named it.
+        """
+        key = request.coordinator
+        if (
+            key is None
+            or request.priority is not Priority.TXN_OFFSET_COMMIT
+            or not isinstance(error, ProducerFencedError)
+        ):
+            return False
+        is_confirmed = request.is_doubted and self._coordinators.broker_to_ask(key) is None
+        request.is_doubted = True
+        return not is_confirmed
+
+    def before(
+        self, request: TransactionRequest, transaction: OpenTransaction, current: CurrentTransaction, now_ms: int
     ) -> TransactionRequest | None:
-        """Return what must be sent before the end of a transaction of version 1, None if it must wait. Any other
-        request, and an end before which nothing is left, is returned as it is.
+        """Return what must be sent before `request`; `request` itself if nothing is left; None if it must wait."""
+        key = request.coordinator
+        node = None if key is None else self._coordinators.get(key)
+        if node is None or request.not_before_ms > now_ms:
+            return request
+        if request.priority is Priority.END_TXN and transaction.transaction_version < 2:
+            return self._before_end(request, node, transaction, current, now_ms)
+        return self._confirmation(request, node, now_ms) if request.is_doubted else request
+
+    def _before_end(
+        self,
+        end: TransactionRequest,
+        node: Node,
+        transaction: OpenTransaction,
+        current: CurrentTransaction,
+        now_ms: int,
+    ) -> TransactionRequest | None:
+        """Do as `before` for the end of a transaction of version 1, which is about to go to `node`.
 
         The coordinator may be cut off from its controllers, and answer for an earlier transaction. It is the right one
         if it has taken all parts of the transaction in, which it writes down. For a commit, those that another node has
         taken in are added again; this changes nothing at the right one. An abort must not need the partitions, and
         those of a resumed transaction are not known here: all brokers must name the coordinator.
         """
-        if end.priority is not Priority.END_TXN or transaction.transaction_version >= 2:
-            return end
-        assert end.coordinator is not None
-        node = self._coordinators.get(end.coordinator)
-        if node is None or end.not_before_ms > now_ms:
-            return end
         partitions, groups = current.added_elsewhere(node.id_string)
         is_commit = isinstance(end.request, EndTxnRequest) and end.request.committed
         if current.is_resumed or ((partitions or groups) and not is_commit):
@@ -578,16 +609,16 @@ class TransactionQueue:
             self.add(add_offsets(transaction, group, _ignore, OperationResult("add offsets")))
         return self.first()
 
-    def _confirmation(self, end: TransactionRequest, coordinator: Node, now_ms: int) -> TransactionRequest | None:
-        key = end.coordinator
+    def _confirmation(self, request: TransactionRequest, coordinator: Node, now_ms: int) -> TransactionRequest | None:
+        """Do as `before` for a request that may go only where all brokers say."""
+        key = request.coordinator
         assert key is not None
         if not self._coordinators.brokers():
-            self.again(end, 0, now_ms)
+            self.again(request, 0, now_ms)
             return None
-        broker = self._coordinators.broker_to_ask(key)
-        if broker is None:
-            return end
-        lookup = confirm_coordinator(end, broker, coordinator, lambda _: self._coordinators.confirm(key, broker))
+        if (broker := self._coordinators.broker_to_ask(key)) is None:
+            return request
+        lookup = confirm_coordinator(request, broker, coordinator, lambda _: self._coordinators.confirm(key, broker))
         self.add(lookup)
         return lookup
 
@@ -650,9 +681,9 @@ class TransactionQueue:
     def again(self, request: TransactionRequest, error_code: int, now_ms: int) -> int:
         """Queue `request` once more, after its backoff. `error_code` is 0 if there was no answer. Return how often."""
         if request.asked_for is not None:  # another broker may be asked next
-            if request in self._waiting:
-                self.remove(request)
+            self._waiting = [each for each in self._waiting if each is not request]
             request = request.asked_for
+            request.is_doubted = False
         backoff_ms = self._retry_backoff.backoff_ms(request.attempts)
         if error_code == CONCURRENT_TRANSACTIONS:
             backoff_ms = min(backoff_ms, COORDINATOR_BACKOFF_MS << min(request.attempts, 10))

@@ -250,7 +250,6 @@ class TransactionManager:
 
     `finalized_feature` returns the cluster's level of a feature. From transaction.version 2 on (KIP-890) brokers add
     partitions by themselves, and every transaction has its own epoch. `brokers`: as in `Coordinators`.
-
     A `begin_...` called again with the same arguments returns the same result until its caller has the outcome.
     """
 
@@ -493,7 +492,7 @@ class TransactionManager:
                 self._queue.remove(first)
                 self._on_end(None, first.result)
                 return None
-            next_ = self._queue.before_end(first, self._open, self._current, now_ms)
+            next_ = self._queue.before(first, self._open, self._current, now_ms)
             return None if next_ is None else self._queue.outgoing(next_, now_ms, self._on_answer, self.fail)
 
     def fail(self, error: KafkaError) -> None:
@@ -579,10 +578,11 @@ class TransactionManager:
             return
         if action is Action.FIND_COORDINATOR:
             self._queue.forget_coordinator(request)
-        if action <= Action.FIND_COORDINATOR:
+        if action <= Action.FIND_COORDINATOR or self._queue.doubts(request, error):
             self._current.last_refusal = self.pending.last_refusal = error
             attempts = self._queue.again(request, refusal.error_code, now_ms)
             if attempts % ATTEMPTS_BEFORE_A_WARNING == 0:
+                self._queue.forget_coordinator(request)  # one that is cut off may refuse for ever
                 self._queue.say(logging.WARNING, f"attempt {attempts} was refused: {error}")
         elif self._may_initialize_again(request, error):
             pass

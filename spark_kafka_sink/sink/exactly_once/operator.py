@@ -431,10 +431,8 @@ class Operator:
         }
 
     def _open(self, prefix: str | None) -> list[TransactionDescription]:
-        """Open transactions of a prefix; for None all that are named as this sink names them.
-
-        The ids of a prefix's first tasks are described also if no broker lists them. The address of a broker may lead
-        to another one, which lists only its own transactions, but describes none that it does not coordinate.
+        """Open transactions of a prefix; for None all that are named as this sink names them. Those of a prefix's first
+        tasks are described in any case: the address of a broker may lead to another one, which does not list them.
         """
         ours = re.compile((".+" if prefix is None else re.escape(prefix)) + r"/(driver|\d+(\.\d+)?)")
         timer = self._client.timer(self._config.producer.max_block_ms)
@@ -447,9 +445,7 @@ class Operator:
         return [found for found in described.values() if found is not None and found.state in _OPEN]
 
     def _unseen(self, prefixes: Sequence[str]) -> str:
-        """Return ids that tasks of the prefixes may have and that have no coordinator now, as text. Empty if there are
-        none.
-        """
+        """Return ids of tasks of the prefixes that have no coordinator now, as text. Empty if there are none."""
         away = self._without_coordinator(prefixes)
         more = f" and {len(away) - _MOST_NAMED} more" if len(away) > _MOST_NAMED else ""
         return ", ".join(map(one_line, away[:_MOST_NAMED])) + more

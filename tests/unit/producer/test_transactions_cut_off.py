@@ -14,7 +14,12 @@ from support.transaction_harness import GROUP, ID, PLACE, TransactionHarness
 from support.transaction_steps import OFFSETS
 
 from spark_kafka_sink.common.cluster import Node
-from spark_kafka_sink.common.errors import KafkaTimeoutError
+from spark_kafka_sink.common.errors import (
+    ConcurrentTransactionsError,
+    InvalidProducerEpochError,
+    KafkaTimeoutError,
+    ProducerFencedError,
+)
 from spark_kafka_sink.producer.transaction_requests import Coordinators
 from spark_kafka_sink.producer.transactions import PreparedTransaction
 from spark_kafka_sink.protocol.metadata import GROUP as GROUP_TYPE
@@ -154,6 +159,44 @@ def test_an_abort_does_not_need_a_topic_that_is_gone() -> None:
     harness.cluster.delete_topic(PLACE.topic)
     harness.producer.abort_transaction()
     assert harness.coordinated.state in {"CompleteAbort", "Empty"}
+
+
+def test_offsets_that_are_refused_where_brokers_disagree_are_sent_again() -> None:
+    """Bug: a group's coordinator that is cut off knew an older epoch of the transaction. The producer called itself
+    fenced, and the query ended, although no other one had taken over.
+    """
+    harness = TransactionHarness(1, {"max.block.ms": "30000"}, node_count=3).started()
+    harness.cluster.coordinators[GROUP] = NOW
+    harness.cluster.on(ApiKey.FIND_COORDINATOR, names(GROUP, BEFORE))
+    harness.cluster.on(ApiKey.FIND_COORDINATOR, names(GROUP, BEFORE), times=None, node_id=BEFORE)
+    refuse = faults.fail_with(InvalidProducerEpochError)
+    harness.cluster.on(ApiKey.TXN_OFFSET_COMMIT, refuse, times=None, node_id=BEFORE)
+    harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
+    harness.producer.commit_transaction()
+    assert harness.offsets()
+    asked = [each.node_id for each in harness.cluster.requests_of(ApiKey.TXN_OFFSET_COMMIT)]
+    assert (asked[0], asked[-1]) == (BEFORE, NOW)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_offsets_of_a_fenced_producer_are_refused_once_more_and_fail(version: int) -> None:
+    harness = TransactionHarness(version, node_count=3).started()
+    harness.cluster.on(ApiKey.TXN_OFFSET_COMMIT, faults.fail_with(InvalidProducerEpochError), times=None)
+    with pytest.raises(ProducerFencedError, match="A newer producer with the same transactional id has taken over"):
+        harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
+    assert len(harness.cluster.requests_of(ApiKey.TXN_OFFSET_COMMIT)) == 2
+
+
+def test_a_coordinator_that_refuses_for_long_is_looked_up_again() -> None:
+    """Bug: a group's coordinator that was cut off refused the offsets for as long as it was asked."""
+    harness = TransactionHarness(2, node_count=3).started()
+    harness.cluster.coordinators[GROUP] = NOW
+    harness.cluster.on(ApiKey.FIND_COORDINATOR, names(GROUP, BEFORE))
+    refuse = faults.fail_with(ConcurrentTransactionsError)
+    harness.cluster.on(ApiKey.TXN_OFFSET_COMMIT, refuse, times=None, node_id=BEFORE)
+    harness.producer.send_offsets_to_transaction(OFFSETS, GROUP)
+    harness.producer.commit_transaction()
+    assert harness.offsets()
 
 
 @pytest.mark.parametrize("committed", [True, False])

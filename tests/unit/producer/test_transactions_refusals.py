@@ -115,7 +115,7 @@ def test_abort_does_not_wait_for_deleted_partition(first_attempt: faults.Hook | 
 def test_fencing_by_a_coordinator_is_fatal(step: str, error_code: int, error_class: type[KafkaError]) -> None:
     version, api_key, run = STEPS[step]
     harness = TransactionHarness(version)
-    harness.cluster.on(api_key, faults.fail_with(error_code))
+    harness.cluster.on(api_key, faults.fail_with(error_code), times=None)
     with pytest.raises(error_class, match=TOPIC if api_key == ApiKey.ADD_PARTITIONS_TO_TXN else f"{GROUP}|{ID}"):
         run(harness)
     harness.run_for(100)
