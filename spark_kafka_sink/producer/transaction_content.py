@@ -24,6 +24,8 @@ class CurrentTransaction:
         self.version = 1
         self.is_resumed = False
         """Another producer began it."""
+        self.is_prepared = False
+        """Another producer may end it."""
         self.is_in_doubt = False
         """It may have started: an attempt of the request that starts it was not answered."""
         self.has_gap = False
@@ -118,5 +120,5 @@ class CurrentTransaction:
         self._asked_for.clear()
         self._inside.clear()
         self._added_at.clear()
-        self._has_started = self.is_in_doubt = self.has_gap = self.is_resumed = False
+        self._has_started = self.is_in_doubt = self.has_gap = self.is_resumed = self.is_prepared = False
         self.last_refusal = None

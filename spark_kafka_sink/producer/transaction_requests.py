@@ -62,7 +62,7 @@ _COMMIT_FAILED: Final = frozenset({22, 25})
 """ILLEGAL_GENERATION and UNKNOWN_MEMBER_ID. Of the requests here only TxnOffsetCommit gets these answers."""
 _DISPUTED: Final = (
     "Broker {broker} names node {named} as the coordinator, another one named node {other}. One of the brokers may be"
-    " cut off from its controllers. The request is sent once they agree."
+    " cut off from its controllers."
 )
 _MOST_COORDINATORS: Final = 10_000
 """Tasks of batch writes without a prefix have new transactional ids and groups each time."""
@@ -562,11 +562,8 @@ class TransactionQueue:
         the transaction, and know an older epoch. It may not if all brokers have named it.
         """
         key = request.coordinator
-        if (
-            key is None
-            or request.priority is not Priority.TXN_OFFSET_COMMIT
-            or not isinstance(error, ProducerFencedError)
-        ):
+        is_of_offsets = request.priority is Priority.TXN_OFFSET_COMMIT
+        if key is None or not is_of_offsets or not isinstance(error, ProducerFencedError):
             return False
         is_confirmed = request.is_doubted and self._coordinators.broker_to_ask(key) is None
         request.is_doubted = True
@@ -596,12 +593,14 @@ class TransactionQueue:
 
         The coordinator may be cut off from its controllers, and answer for an earlier transaction. It is the right one
         if it has taken all parts of the transaction in, which it writes down. For a commit, those that another node has
-        taken in are added again; this changes nothing at the right one. An abort must not need the partitions, and
-        those of a resumed transaction are not known here: all brokers must name the coordinator.
+        taken in are added again; this changes nothing at the right one. Otherwise all brokers must name the
+        coordinator: an abort must not need the partitions, those of a resumed transaction are not known here, and a
+        prepared one may have been aborted by another producer, so that adding would begin another transaction.
         """
         partitions, groups = current.added_elsewhere(node.id_string)
         is_commit = isinstance(end.request, EndTxnRequest) and end.request.committed
-        if current.is_resumed or ((partitions or groups) and not is_commit):
+        may_add = is_commit and not current.is_prepared
+        if current.is_resumed or ((partitions or groups) and not may_add):
             return self._confirmation(end, node, now_ms)
         if partitions:
             self.add(add_partitions(transaction, partitions, _ignore, OperationResult("add partitions")))
@@ -679,7 +678,7 @@ class TransactionQueue:
         self.again(request, 0, now_ms)
 
     def again(self, request: TransactionRequest, error_code: int, now_ms: int) -> int:
-        """Queue `request` once more, after its backoff. `error_code` is 0 if there was no answer. Return how often."""
+        """Queue `request` once more, after its backoff. Code 0: there was no answer. Return the number of attempts."""
         if request.asked_for is not None:  # another broker may be asked next
             self._waiting = [each for each in self._waiting if each is not request]
             request = request.asked_for

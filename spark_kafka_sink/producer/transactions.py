@@ -358,6 +358,7 @@ class TransactionManager:
             self.machine.raise_error()
             self.pending.ensure_none("prepare_transaction")
             self.machine.move_to(State.PREPARED)
+            self._current.is_prepared = True
 
     def lose(self, error: KafkaError, table: object = None) -> None:
         """Allow only an abort: a part of `table` is missing, or (None) the call that prepares has failed."""
@@ -580,8 +581,7 @@ class TransactionManager:
             self._queue.forget_coordinator(request)
         if action <= Action.FIND_COORDINATOR or self._queue.doubts(request, error):
             self._current.last_refusal = self.pending.last_refusal = error
-            attempts = self._queue.again(request, refusal.error_code, now_ms)
-            if attempts % ATTEMPTS_BEFORE_A_WARNING == 0:
+            if (attempts := self._queue.again(request, refusal.error_code, now_ms)) % ATTEMPTS_BEFORE_A_WARNING == 0:
                 self._queue.forget_coordinator(request)  # one that is cut off may refuse for ever
                 self._queue.say(logging.WARNING, f"attempt {attempts} was refused: {error}")
         elif self._may_initialize_again(request, error):

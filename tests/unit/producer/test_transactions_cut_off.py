@@ -17,6 +17,7 @@ from spark_kafka_sink.common.cluster import Node
 from spark_kafka_sink.common.errors import (
     ConcurrentTransactionsError,
     InvalidProducerEpochError,
+    InvalidTxnStateError,
     KafkaTimeoutError,
     ProducerFencedError,
 )
@@ -141,6 +142,21 @@ def test_a_commit_that_has_taken_effect_is_not_lost_when_its_coordinator_moves()
     harness.commit(b"third")
     assert harness.committed() == [b"first", b"second", b"third"]
     assert harness.coordinated.state == "CompleteCommit"
+
+
+def test_a_prepared_transaction_that_another_aborted_is_not_begun_again_by_its_commit() -> None:
+    """Bug: after a move of the coordinator the parts were added again, and the commit of nothing was a success."""
+    harness = with_two_transactions(committed=True)
+    harness.cluster.scripts.clear()
+    prepared = harness.producer.prepare_transaction()
+    other = TransactionHarness(1, beside=harness)
+    other.producer.resume_transaction(prepared)
+    other.producer.abort_transaction()
+    harness.clock.advance_to(other.now_ms)
+    harness.cluster.coordinators[ID] = 0
+    with pytest.raises(InvalidTxnStateError):
+        harness.producer.commit_transaction()
+    assert harness.committed() == [b"first"]
 
 
 def test_aborted_rows_are_not_in_the_next_transaction() -> None:
